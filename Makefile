@@ -1,0 +1,42 @@
+# Two commands do all the set-up on a machine with Python >= 3.11, make and git: `make demo` and `make test`.
+PYTHON ?= python3
+BIN := .venv/bin
+N ?= 10000
+WORKERS ?= 2
+STAMP := .venv/.installed
+
+.PHONY: install demo test check sim bench clean help
+
+help:            ## show this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 12
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "tidegate needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version). Try: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $(STAMP)
+
+install: $(STAMP)  ## create .venv with the command at .venv/bin/tidegate
+
+demo: $(STAMP)   ## run the demonstration
+	$(BIN)/tidegate demo
+
+test: $(STAMP)   ## the test-suite (what CI runs)
+	$(BIN)/python -m pytest -n $(WORKERS)
+
+check: $(STAMP)  ## lint, types, architecture
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest tests/test_architecture.py
+
+sim: $(STAMP)    ## N random apps x interleavings against the serial oracle: make sim N=10000
+	$(BIN)/tidegate sim --seeds $(N)
+
+bench: $(STAMP)  ## the short benchmark set
+	$(BIN)/tidegate bench leaderboard
+	$(BIN)/tidegate bench kernel
+
+clean:           ## remove the environment and caches
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,184 @@
+"""The DuckDB base: the newest merged state of every table, plus the facts that must move with it.
+
+The only module that writes to DuckDB, and it writes in exactly one place: :meth:`Base.merge`. The base's tables carry
+no keys or constraints (those are enforced before a row gets this far), which keeps DuckDB's delete+insert updates, its
+index maintenance and the hazards of both out of the picture. One DuckDB thread per connection: answers do not depend
+on how a scan was split.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+
+from tidegate.errors import DeclarationError, TidegateError
+from tidegate.storage.ddl import quote
+from tidegate.storage.schema import Column, Key, Relation, Row, TableSchema
+from tidegate.storage.versions import Changes
+
+META = "tidegate_meta"
+BASE_SCHEMA = "tidegate_base"
+
+
+class Base:
+    """A DuckDB database, in memory or in a file.
+
+    ``gate`` makes two short moments exclusive: a merge's COMMIT together with forgetting what it wrote, and a reader's
+    fixing of its snapshot together with collecting the changes above it. Neither waits for a query to finish.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path
+        try:
+            self.connection = duckdb.connect(str(path) if path else ":memory:", config={"threads": "1"})
+        except duckdb.Error as error:
+            raise TidegateError(
+                f"DuckDB can't open {path}: {error}\nIf another process has it open, close that one first.", path=path
+            ) from None
+        self.connection.execute("SET preserve_insertion_order = false")
+        self.connection.execute("SET TimeZone = 'UTC'")
+        self.connection.execute(f"CREATE SCHEMA IF NOT EXISTS {BASE_SCHEMA}")
+        self.connection.execute(f"CREATE TABLE IF NOT EXISTS {META} (name VARCHAR, value VARCHAR)")
+        self.gate = threading.Lock()
+        self.merges = 0
+
+    # ---- schema
+
+    def ensure_table(self, schema: TableSchema) -> None:
+        """Create the table if it is missing; refuse one whose columns differ from the declared ones."""
+        stored = self.connection.execute(
+            "SELECT column_name, data_type FROM duckdb_columns() WHERE schema_name = ? AND table_name = ? "
+            "ORDER BY column_index",
+            [BASE_SCHEMA, schema.name],
+        ).fetchall()
+        declared = [(column.name, column.type.sql) for column in schema.columns]
+        if not stored:
+            columns = ", ".join(f"{quote(name)} {kind}" for name, kind in declared)
+            self.connection.execute(f"CREATE TABLE {base_name(schema)} ({columns})")
+        elif stored != declared:
+            raise DeclarationError(
+                f"table {schema.name} is stored in {self.path} as ({_columns(stored)}), but declared as "
+                f"({_columns(declared)}); declare it as stored, or start with a new directory",
+                table=schema.name,
+            )
+
+    # ---- reading
+
+    def cursor(self) -> duckdb.DuckDBPyConnection:
+        """A connection of its own for one thread (a shared one returns wrong results silently)."""
+        return self.connection.cursor()
+
+    def count(self, schema: TableSchema) -> int:
+        found = self.connection.cursor().execute(f"SELECT count(*) FROM {base_name(schema)}").fetchone()
+        assert found is not None
+        return int(found[0])
+
+    def scan(self, schema: TableSchema) -> Iterator[Row]:
+        """Every row of the table."""
+        result = self.connection.cursor().execute(f"SELECT * FROM {base_name(schema)}")
+        while rows := result.fetchmany(10_000):
+            yield from stored_rows(schema, rows)
+
+    def fetch(self, schema: TableSchema, keys: Sequence[Key]) -> dict[Key, Row]:
+        """The rows with these keys, in one query."""
+        cursor = self.connection.cursor()
+        cursor.register("wanted", self._key_table(schema, keys))
+        on = " AND ".join(f"t.{quote(n)} = {_cast('w', schema.column(n))}" for n in schema.primary_key)
+        rows = cursor.execute(f"SELECT t.* FROM {base_name(schema)} t SEMI JOIN wanted w ON {on}").fetchall()
+        cursor.close()
+        return {schema.key_of(row): row for row in stored_rows(schema, rows)}
+
+    # ---- writing
+
+    def merge(self, changes: Mapping[TableSchema, Changes], meta: Mapping[str, Any]) -> None:
+        """Fold ``changes`` and ``meta`` into the base; visible after :meth:`publish`, all or nothing."""
+        connection = self.connection
+        connection.execute("BEGIN TRANSACTION")
+        try:
+            for schema, change in changes.items():
+                if change.deleted:
+                    self._delete(schema, change.deleted)
+                if change.inserted:
+                    self._insert(schema, change.inserted)
+            for name, value in meta.items():
+                connection.execute(f"DELETE FROM {META} WHERE name = ?", [name])
+                connection.execute(f"INSERT INTO {META} VALUES (?, ?)", [name, json.dumps(value)])
+        except BaseException:
+            connection.execute("ROLLBACK")
+            raise
+
+    def publish(self) -> None:
+        """Commit what :meth:`merge` wrote. The caller holds ``gate`` and forgets the merged changes under it."""
+        self.connection.execute("COMMIT")
+        self.merges += 1
+
+    def _delete(self, schema: TableSchema, keys: Sequence[Key]) -> None:
+        self.connection.register("merge_keys", self._key_table(schema, keys))
+        on = " AND ".join(f"t.{quote(n)} = {_cast('k', schema.column(n))}" for n in schema.primary_key)
+        self.connection.execute(f"DELETE FROM {base_name(schema)} t USING merge_keys k WHERE {on}")
+        self.connection.unregister("merge_keys")
+
+    def _insert(self, schema: TableSchema, rows: Sequence[Row]) -> None:
+        self.connection.register("merge_rows", arrow_table(schema, rows))
+        columns = ", ".join(_cast("r", column) for column in schema.columns)
+        self.connection.execute(f"INSERT INTO {base_name(schema)} SELECT {columns} FROM merge_rows r")
+        self.connection.unregister("merge_rows")
+
+    def _key_table(self, schema: TableSchema, keys: Sequence[Key]) -> pa.Table:
+        key_columns = tuple(schema.column(name) for name in schema.primary_key)
+        rows = [(key,) for key in keys] if len(key_columns) == 1 else keys
+        return arrow_columns(key_columns, rows)
+
+    def read_meta(self) -> dict[str, Any]:
+        return {name: json.loads(value) for name, value in self.connection.execute(f"FROM {META}").fetchall()}
+
+    def close(self) -> None:
+        self.connection.close()
+
+
+def base_name(schema: TableSchema) -> str:
+    """The qualified name of the base table: out of the way of the name that SQL in procedures uses."""
+    return f"{BASE_SCHEMA}.{quote(schema.name)}"
+
+
+def arrow_table(relation: Relation, rows: Sequence[Row]) -> pa.Table:
+    """Rows as Arrow, in transport types; SQL that reads it casts each column to its declared type."""
+    return arrow_columns(relation.columns, rows)
+
+
+def arrow_columns(columns: Sequence[Column], rows: Sequence[Row]) -> pa.Table:
+    values: Iterable[Sequence[Any]] = zip(*rows, strict=True) if rows else [()] * len(columns)
+    arrays = [
+        pa.array([None if v is None else str(v) for v in column_values] if column.type.family == "uuid" else column_values,
+                 type=column.type.arrow)
+        for column, column_values in zip(columns, values, strict=True)
+    ]
+    return pa.Table.from_arrays(arrays, names=[column.name for column in columns])
+
+
+def stored_rows(relation: Relation, rows: Iterable[Sequence[Any]]) -> Iterator[Row]:
+    """DuckDB's Python values as stored rows (its lists are our tuples)."""
+    make = relation.row._make
+    lists = [i for i, column in enumerate(relation.columns) if column.type.family == "list"]
+    for row in rows:
+        if lists:
+            row = [_tupled(v) if i in lists else v for i, v in enumerate(row)]
+        yield make(row)
+
+
+def _tupled(value: Any) -> Any:
+    return tuple(_tupled(item) for item in value) if isinstance(value, list) else value
+
+
+def _cast(alias: str, column: Column) -> str:
+    return f"CAST({alias}.{quote(column.name)} AS {column.type.sql})"
+
+
+def _columns(columns: Iterable[tuple[str, str]]) -> str:
+    return ", ".join(f"{name} {kind}" for name, kind in columns)

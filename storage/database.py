@@ -1,0 +1,114 @@
+"""The database of one engine: its tables in memory over their DuckDB base."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tidegate.storage.base import Base
+from tidegate.storage.schema import Column, Key, Row, TableSchema
+from tidegate.storage.versions import VersionedTable
+from tidegate.storage.view import View, WriteSet
+
+if TYPE_CHECKING:
+    import duckdb
+
+
+class Database:
+    """Tables, their versions in memory and the base below them.
+
+    ``cached_rows`` bounds the rows of one table kept in memory: a table that fits is held whole (absent keys cost
+    nothing to find absent), a larger one is cached and read ahead with :meth:`prefetch`.
+    """
+
+    def __init__(self, schemas: Iterable[TableSchema], path: Path | None = None, cached_rows: int = 2_000_000) -> None:
+        self.base = Base(path)
+        self.cached_rows = cached_rows
+        self.tables: dict[str, VersionedTable] = {}
+        self.commits = 0
+        self._local = threading.local()
+        self._cursors: list[duckdb.DuckDBPyConnection] = []
+        for schema in schemas:
+            self.base.ensure_table(schema)
+            self.tables[schema.name] = VersionedTable(schema, self._load, complete=self.base.count(schema) == 0)
+
+    # ---- memory
+
+    def _load(self, table: VersionedTable, keys: Sequence[Key]) -> dict[Key, Row] | None:
+        if self.base.count(table.schema) <= self.cached_rows:
+            self.load_all(table)
+            return None
+        return self.base.fetch(table.schema, keys)
+
+    def load_all(self, table: VersionedTable) -> None:
+        """Hold the whole table in memory from now on (until it outgrows the bound at a merge)."""
+        if not table.complete:
+            table.fill(self.base.scan(table.schema))
+
+    def prefetch(self, table: str, keys: Iterable[Key]) -> None:
+        """Bring these rows into memory in one query."""
+        self.tables[table].fetch(keys)
+
+    # ---- committing and merging
+
+    def commit(self, writes: WriteSet, position: int, keep_older: bool) -> None:
+        """Make a write set visible as versions at ``position``."""
+        self.commits += 1
+        for name, rows in writes.items():
+            self.tables[name].commit(rows, position, self.commits, keep_older)
+
+    @property
+    def unmerged(self) -> int:
+        """Changed rows that the base does not have yet."""
+        return sum(len(table.dirty) for table in self.tables.values())
+
+    def merge(
+        self,
+        meta: Mapping[str, Any],
+        open_positions: Callable[[str], Sequence[int]] = lambda table: (),
+        open_commits: Sequence[int] = (),
+    ) -> int:
+        """Fold all committed versions into the base, drop what nobody may read any more; returns rows written.
+
+        ``open_positions(table)``: ascending positions of unfinished executions with an intent on that table.
+        """
+        changes = {table.schema: table.take_changes() for table in self.tables.values() if table.dirty}
+        try:
+            self.base.merge(changes, meta)
+            with self.base.gate:
+                self.base.publish()
+                for schema in changes:
+                    self.tables[schema.name].merged()
+        except BaseException:
+            for schema in changes:
+                self.tables[schema.name].merge_failed()
+            raise
+        for table in self.tables.values():
+            table.trim(open_positions(table.name), open_commits)
+            table.evict(self.cached_rows)
+        return sum(len(change.inserted) + len(change.deleted) for change in changes.values())
+
+    # ---- DuckDB for SQL in procedures
+
+    def cursor(self) -> duckdb.DuckDBPyConnection:
+        """This thread's own connection to the base."""
+        cursor = getattr(self._local, "cursor", None)
+        if cursor is None:
+            cursor = self._local.cursor = self.base.cursor()
+            self._cursors.append(cursor)
+        return cursor
+
+    def check_row(self, schema: TableSchema, row: Row) -> None:
+        """Raise ConstraintError when a CHECK of the table is false for ``row`` (NULL passes, as in SQL)."""
+        raise NotImplementedError
+
+    def default(self, view: View, column: Column) -> Any:
+        """The value of ``column``'s DEFAULT for a row inserted through ``view``."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        for cursor in self._cursors:
+            cursor.close()
+        self.base.close()

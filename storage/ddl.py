@@ -1,0 +1,183 @@
+"""From DDL to schemas. DuckDB itself reads the DDL, in an empty scratch database, so that what we accept is what it accepts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+
+from tidegate.errors import DeclarationError
+from tidegate.storage.schema import Check, Column, Index, Relation, TableSchema
+from tidegate.storage.types import column_type
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+
+class Scratch:
+    """An empty in-memory DuckDB with the declared tables and streams: it reads DDL and binds statements.
+
+    Nothing is ever stored in it. One app has one; it is not shared between threads.
+    """
+
+    def __init__(self) -> None:
+        self.connection = duckdb.connect(":memory:", config={"threads": "1"})
+
+    def define_table(self, ddl: str, partition_by: tuple[str, ...] = ()) -> TableSchema:
+        """Run CREATE TABLE (and CREATE INDEX) text; return the schema of the one table it creates."""
+        before = self._tables()
+        try:
+            self.connection.execute(ddl)
+        except duckdb.Error as error:
+            raise DeclarationError(f"DuckDB refuses this DDL: {error}\n  {_shorten(ddl)}", ddl=ddl) from None
+        created = self._tables() - before
+        if len(created) != 1:
+            raise DeclarationError(
+                f"expected DDL that creates one table, this creates {len(created)}: {_shorten(ddl)}", ddl=ddl
+            )
+        schema = self._read_schema(created.pop(), partition_by)
+        for unknown in set(partition_by) - set(schema.index_of):
+            raise DeclarationError(f"table {schema.name} has no column {unknown!r} to partition by", table=schema.name)
+        return schema
+
+    def define_relation(self, name: str, columns: str) -> Relation:
+        """The relation ``name`` with columns given as in CREATE TABLE: ``"phone BIGINT, contestant INTEGER"``."""
+        try:
+            self.connection.execute(f"CREATE TABLE {quote(name)} ({columns})")
+        except duckdb.Error as error:
+            raise DeclarationError(
+                f"stream {name}: DuckDB refuses its columns {columns!r}: {error}", stream=name
+            ) from None
+        return Relation(name, self._columns(name))
+
+    def _tables(self) -> set[str]:
+        return {name for (name,) in self.connection.execute("SELECT table_name FROM duckdb_tables()").fetchall()}
+
+    def _columns(self, table: str) -> tuple[Column, ...]:
+        rows = self.connection.execute(
+            "SELECT column_name, data_type, is_nullable, column_default, is_generated FROM duckdb_columns() "
+            "WHERE table_name = ? ORDER BY column_index",
+            [table],
+        ).fetchall()
+        for name, _, _, _, generated in rows:
+            if generated:
+                raise DeclarationError(f"{table}.{name} is a generated column, which is not supported; "
+                                       f"compute it in the procedure or in a query", table=table)
+        return tuple(Column(name, column_type(kind), nullable, default) for name, kind, nullable, default, _ in rows)
+
+    def _read_schema(self, table: str, partition_by: tuple[str, ...]) -> TableSchema:
+        primary_key: tuple[str, ...] = ()
+        checks: list[Check] = []
+        indexes: list[Index] = []
+        for kind, text, expression, columns in self.connection.execute(
+            "SELECT constraint_type, constraint_text, expression, constraint_column_names "
+            "FROM duckdb_constraints() WHERE table_name = ?",
+            [table],
+        ).fetchall():
+            if kind == "PRIMARY KEY":
+                primary_key = tuple(columns)
+            elif kind == "CHECK":
+                checks.append(Check(expression, tuple(columns)))
+            elif kind == "UNIQUE":
+                indexes.append(Index(text, tuple(columns), unique=True))
+            elif kind == "FOREIGN KEY":
+                raise DeclarationError(
+                    f"table {table}: FOREIGN KEY is not supported (it would need locks on both tables); "
+                    f"check the reference in the procedure and declare the read",
+                    table=table,
+                )
+        for name, unique, expressions in self.connection.execute(
+            "SELECT index_name, is_unique, expressions FROM duckdb_indexes() WHERE table_name = ?", [table]
+        ).fetchall():
+            indexes.append(Index(name, self._index_columns(table, name, expressions), unique))
+        return TableSchema(
+            name=table,
+            columns=self._columns(table),
+            primary_key=primary_key,
+            checks=tuple(checks),
+            indexes=tuple(indexes),
+            partition_by=partition_by,
+        )
+
+    def _index_columns(self, table: str, index: str, expressions: str) -> tuple[str, ...]:
+        names = [part.strip().strip("'").strip('"') for part in expressions.strip("[]").split(",")]
+        known = {column.name for column in self._columns(table)}
+        if not set(names) <= known:
+            raise DeclarationError(
+                f"index {index} on {table} is over an expression ({expressions}); index plain columns", table=table
+            )
+        return tuple(names)
+
+
+def from_sqlalchemy(table: sa.Table) -> str:
+    """The DDL of a SQLAlchemy ``Table``, in DuckDB's words.
+
+    Only what the schema says is used: client-side defaults (``default=``) are refused because a procedure could not
+    replay them; say ``server_default=`` instead.
+    """
+    from sqlalchemy.dialects import postgresql
+    from sqlalchemy.schema import CheckConstraint, UniqueConstraint
+
+    dialect = postgresql.dialect()  # type: ignore[no-untyped-call]
+    parts = []
+    for column in table.columns:
+        if column.default is not None:
+            raise DeclarationError(
+                f"{table.name}.{column.name} has a client-side default; use server_default= so that it is SQL",
+                table=table.name,
+            )
+        kind = column.type.compile(dialect)
+        kind = re.sub(r" WITHOUT TIME ZONE", "", kind).replace("BYTEA", "BLOB").replace("JSONB", "JSON")
+        part = f"{quote(column.name)} {kind}"
+        if not column.nullable:
+            part += " NOT NULL"
+        if column.server_default is not None:
+            part += f" DEFAULT {_server_default(column.server_default, dialect)}"
+        parts.append(part)
+    if table.primary_key.columns:
+        parts.append(f"PRIMARY KEY ({_names(table.primary_key.columns)})")
+    for constraint in sorted(table.constraints, key=lambda c: (type(c).__name__, str(c.name or ""))):
+        if isinstance(constraint, UniqueConstraint):
+            parts.append(f"UNIQUE ({_names(constraint.columns)})")
+        elif isinstance(constraint, CheckConstraint):
+            parts.append(f"CHECK ({constraint.sqltext.compile(dialect=dialect, compile_kwargs={'literal_binds': True})})")
+    if table.foreign_keys:
+        raise DeclarationError(f"table {table.name}: foreign keys are not supported; check them in the procedure",
+                               table=table.name)
+    ddl = [f"CREATE TABLE {quote(table.name)} ({', '.join(parts)})"]
+    for index in sorted(table.indexes, key=lambda i: str(i.name)):
+        unique = "UNIQUE " if index.unique else ""
+        ddl.append(f"CREATE {unique}INDEX {quote(str(index.name))} ON {quote(table.name)} ({_names(index.columns)})")
+    return "; ".join(ddl)
+
+
+def with_partition(schema: TableSchema, partition_by: tuple[str, ...]) -> TableSchema:
+    return replace(schema, partition_by=partition_by)
+
+
+def quote(name: str) -> str:
+    """A SQL identifier, quoted.
+
+    >>> quote('a"b')
+    '"a""b"'
+    """
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _names(columns: Iterable[Any]) -> str:
+    return ", ".join(quote(column.name) for column in columns)
+
+
+def _server_default(default: Any, dialect: Any) -> str:
+    arg = default.arg
+    if isinstance(arg, str):
+        return "'" + arg.replace("'", "''") + "'"
+    return str(arg.compile(dialect=dialect, compile_kwargs={"literal_binds": True}))
+
+
+def _shorten(sql: str, limit: int = 200) -> str:
+    text = " ".join(sql.split())
+    return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -1,0 +1,239 @@
+"""Schemas: what a row of a relation looks like, and what a table demands of it."""
+
+from __future__ import annotations
+
+import keyword
+from collections import namedtuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import Any
+
+from tidegate.errors import ConstraintError, DataError, DeclarationError
+from tidegate.storage.types import ColumnType
+
+Row = tuple[Any, ...]
+Key = Any  # the value of a one-column primary key, or the tuple of a longer one
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column. ``default`` is SQL text, or None."""
+
+    name: str
+    type: ColumnType
+    nullable: bool = True
+    default: str | None = None
+
+
+@dataclass(frozen=True)
+class Check:
+    """A CHECK constraint, as SQL text over the row's columns."""
+
+    expression: str
+    columns: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Index:
+    """A secondary index (``unique``: a UNIQUE constraint or unique index) on plain columns."""
+
+    name: str
+    columns: tuple[str, ...]
+    unique: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Relation:
+    """A named sequence of typed columns: the schema of a stream, a batch or a table.
+
+    Rows are named tuples, immutable, shared between versions: ``row.votes`` and ``row[2]`` both work. A column whose
+    name is no Python identifier is reached by position.
+    """
+
+    name: str
+    columns: tuple[Column, ...]
+    row: Any = field(init=False, repr=False)
+    index_of: dict[str, int] = field(init=False, repr=False)
+    _coercers: tuple[Callable[[Any], Any], ...] = field(init=False, repr=False)
+    _exact: tuple[type, ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        names = [column.name for column in self.columns]
+        object.__setattr__(self, "row", _row_class(self.name, names))
+        object.__setattr__(self, "index_of", {name: i for i, name in enumerate(names)})
+        object.__setattr__(self, "_coercers", tuple(column.type.coerce for column in self.columns))
+
+    @property
+    def column_names(self) -> list[str]:
+        return list(self.index_of)
+
+    def column(self, name: str) -> Column:
+        if name not in self.index_of:
+            raise DataError(
+                f"{self.name} has no column {name!r}; it has {', '.join(self.index_of)}", relation=self.name, column=name
+            )
+        return self.columns[self.index_of[name]]
+
+    def conform(self, values: Any, defaults: Callable[[Column], Any] | None = None) -> Row:
+        """The stored row for ``values`` (a sequence in column order, or a mapping by name), every value checked."""
+        if isinstance(values, Mapping):
+            values = self._from_mapping(values, defaults)
+        elif isinstance(values, str) or not isinstance(values, Sequence):
+            raise DataError(
+                f"a row of {self.name} must be a tuple, list or dict, got {type(values).__name__}: {values!r}",
+                relation=self.name,
+                value=values,
+            )
+        elif len(values) != len(self.columns):
+            raise DataError(
+                f"a row of {self.name} has {len(self.columns)} columns ({', '.join(self.index_of)}), "
+                f"got {len(values)}: {tuple(values)!r}",
+                relation=self.name,
+                value=tuple(values),
+            )
+        try:
+            return self.row._make(  # type: ignore[no-any-return]
+                [None if v is None else coerce(v) for coerce, v in zip(self._coercers, values, strict=True)]
+            )
+        except (ValueError, TypeError, OverflowError):
+            for column, value in zip(self.columns, values, strict=True):
+                self.check_value(column, value)
+            raise
+
+    def check_value(self, column: Column, value: Any) -> Any:
+        """The stored form of one value, or a DataError naming relation, column and value."""
+        if value is None:
+            return None
+        try:
+            return column.type.coerce(value)
+        except (ValueError, TypeError, OverflowError) as error:
+            raise DataError(
+                f"{self.name}.{column.name} ({column.type}) can't take {value!r}: {error}",
+                relation=self.name,
+                column=column.name,
+                value=value,
+            ) from None
+
+    def _from_mapping(self, values: Mapping[str, Any], defaults: Callable[[Column], Any] | None) -> list[Any]:
+        if unknown := [name for name in values if name not in self.index_of]:
+            raise DataError(
+                f"{self.name} has no column {', '.join(map(repr, unknown))}; it has {', '.join(self.index_of)}",
+                relation=self.name,
+                column=unknown[0],
+            )
+        row = []
+        for column in self.columns:
+            if column.name in values:
+                row.append(values[column.name])
+            elif column.default is not None and defaults is not None:
+                row.append(defaults(column))
+            elif column.nullable:
+                row.append(None)
+            else:
+                raise DataError(
+                    f"{self.name}.{column.name} is missing in {dict(values)!r} and has no default",
+                    relation=self.name,
+                    column=column.name,
+                )
+        return row
+
+    def check_not_null(self, row: Row) -> None:
+        for column, value in zip(self.columns, row, strict=True):
+            if value is None and not column.nullable:
+                raise ConstraintError(
+                    f"{self.name}.{column.name} is NOT NULL, got NULL in row {tuple(row)!r}",
+                    relation=self.name,
+                    constraint="NOT NULL",
+                    column=column.name,
+                )
+
+
+@dataclass(frozen=True, eq=False)
+class TableSchema(Relation):
+    """A table: a relation with a primary key, constraints, indexes and, optionally, partitions.
+
+    The primary key and every unique constraint of a partitioned table contain the partition columns: then the rows of
+    one partition can be checked without looking at another, and a lock on the partition is enough.
+    """
+
+    primary_key: tuple[str, ...] = ()
+    checks: tuple[Check, ...] = ()
+    indexes: tuple[Index, ...] = ()
+    partition_by: tuple[str, ...] = ()
+    key_of: Callable[[Row], Key] = field(init=False, repr=False)
+    key_indexes: tuple[int, ...] = field(init=False, repr=False)
+    required: tuple[int, ...] = field(init=False, repr=False)
+    _partition_of_key: Callable[[Key], tuple[Any, ...]] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._refuse_bad_keys()
+        key_indexes = tuple(self.index_of[name] for name in self.primary_key)
+        object.__setattr__(self, "key_indexes", key_indexes)
+        object.__setattr__(self, "key_of", itemgetter(*key_indexes))
+        object.__setattr__(
+            self, "required", tuple(i for i, column in enumerate(self.columns) if not column.nullable)
+        )
+        places = [self.primary_key.index(name) for name in self.partition_by]
+        single = len(self.primary_key) == 1
+        object.__setattr__(
+            self,
+            "_partition_of_key",
+            (lambda key: (key,)) if single else (lambda key: tuple(key[place] for place in places)),
+        )
+
+    def _refuse_bad_keys(self) -> None:
+        if not self.primary_key:
+            raise DeclarationError(
+                f"table {self.name} has no PRIMARY KEY; every table needs one (rows are addressed by it)", table=self.name
+            )
+        for index in [Index("PRIMARY KEY", self.primary_key, True), *self.indexes]:
+            for name in index.columns:
+                if not self.columns[self.index_of[name]].type.hashable_key:
+                    kind = self.columns[self.index_of[name]].type
+                    raise DeclarationError(
+                        f"{self.name}.{name} is {kind}, which can't be part of a key or index ({index.name}); "
+                        f"use an integer, text, decimal, date or timestamp column",
+                        table=self.name,
+                    )
+            if index.unique and not set(self.partition_by) <= set(index.columns):
+                raise DeclarationError(
+                    f"table {self.name} is partitioned by {', '.join(self.partition_by)}, but {index.name} "
+                    f"({', '.join(index.columns)}) does not contain it: two partitions could clash unseen. "
+                    f"Add the partition columns to the key",
+                    table=self.name,
+                )
+
+    def partition_of(self, key: Key) -> tuple[Any, ...]:
+        """The partition a key belongs to: the values of the ``partition_by`` columns."""
+        return self._partition_of_key(key)
+
+    def conform_key(self, key: Key) -> Key:
+        """The stored form of a key given by a user, or a DataError naming table, column and value."""
+        if len(self.primary_key) == 1:
+            return self._key_part(self.primary_key[0], key)
+        if not isinstance(key, tuple) or len(key) != len(self.primary_key):
+            raise DataError(
+                f"the key of {self.name} is the tuple ({', '.join(self.primary_key)}), got {key!r}",
+                relation=self.name,
+                value=key,
+            )
+        return tuple(self._key_part(name, part) for name, part in zip(self.primary_key, key, strict=True))
+
+    def _key_part(self, name: str, value: Any) -> Any:
+        if value is None:
+            raise DataError(f"{self.name}.{name} is part of the key and can't be NULL", relation=self.name, column=name)
+        return self.check_value(self.column(name), value)
+
+    def check_required(self, row: Row) -> None:
+        for i in self.required:
+            if row[i] is None:
+                self.check_not_null(row)
+
+
+def _row_class(name: str, names: Iterable[str]) -> Any:
+    """A named tuple class whose fields are the columns (positional where a name is no identifier)."""
+    fields = [n if n.isidentifier() and not keyword.iskeyword(n) and not n.startswith("_") else f"column{i}"
+              for i, n in enumerate(names)]
+    return namedtuple(name if name.isidentifier() and not keyword.iskeyword(name) else "Row", fields, rename=True)

@@ -1,0 +1,334 @@
+"""Versions of rows in memory: the multi-version table that executions read and commit to.
+
+For every key the table keeps a chain of versions, newest first::
+
+    key ─▶ (position 9, row) ─▶ (position 4, row) ─▶ None       did not exist before position 4
+    key ─▶ (position 9, row) ─▶ TRIMMED                         nobody may still read what was before
+
+An execution at position p reads the newest version *below* p. Which older versions must stay is decided by
+:meth:`VersionedTable.trim`: for every unfinished execution with an intent on the table, the newest version below
+its position. Reading past the end of what was kept is a broken invariant and raises, instead of falling back to
+some other version: both classic mistakes of this scheme (an old reader served the latest version; versions freed
+that a waiting reader still needs) end in that error, not in a wrong answer.
+
+Pure data structure: no clock, thread, file or DuckDB. Rows not in memory come through the ``load`` callback.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import itemgetter
+from typing import Any, Final, NamedTuple
+
+from tidegate.errors import CorruptionError
+from tidegate.storage.schema import Index, Key, Row, TableSchema
+
+Position = int
+BASE: Final[Position] = -1  # the position of a row that came from the base: below every execution
+
+# (position, row or None if deleted, older version, commit number)
+Version = tuple[Position, Row | None, Any, int]
+
+
+class _Trimmed:
+    def __repr__(self) -> str:
+        return "TRIMMED"
+
+
+TRIMMED: Final = _Trimmed()
+
+# rows of the base by key, or None when the loader filled the whole table instead
+Loader = Callable[["VersionedTable", Sequence[Key]], dict[Key, Row] | None]
+
+
+class Changes(NamedTuple):
+    """What a merge writes to the base: keys to delete there, and rows to insert."""
+
+    deleted: list[Key]
+    inserted: list[Row]
+
+
+class SecondaryIndex:
+    """Index key → keys of the rows that have it in *any* version kept; readers check the version they see.
+
+    Rows with a NULL in an indexed column are not in it: equality never finds them.
+    """
+
+    def __init__(self, schema: TableSchema, index: Index) -> None:
+        self.columns = index.columns
+        self.unique = index.unique
+        self.name = index.name
+        places = [schema.index_of[name] for name in index.columns]
+        self.places = tuple(places)
+        self._value_of: Callable[[Row], Any] = itemgetter(*places)
+        self._keys: dict[Any, set[Key]] = {}
+        self._wide = len(places) > 1
+
+    def value_of(self, row: Row) -> Any:
+        """The indexed value of ``row``, or None when a part of it is NULL."""
+        value = self._value_of(row)
+        return None if self._wide and None in value else value
+
+    def add(self, row: Row, key: Key) -> None:
+        value = self.value_of(row)
+        if value is not None:
+            keys = self._keys.get(value)
+            if keys is None:
+                self._keys[value] = {key}
+            else:
+                keys.add(key)
+
+    def drop(self, row: Row, key: Key) -> None:
+        value = self.value_of(row)
+        keys = self._keys.get(value)
+        if keys is not None:
+            keys.discard(key)
+            if not keys:
+                del self._keys[value]
+
+    def candidates(self, value: Any) -> tuple[Key, ...]:
+        return tuple(self._keys.get(value, ()))
+
+
+class VersionedTable:
+    """One table: the newest committed row of every cached key, older versions while someone may read them.
+
+    ``complete``: every row of the table is in memory, so a missing key is an absent row. Otherwise a missing key is
+    asked from the base through ``load``; absent keys are remembered as deleted at BASE.
+    """
+
+    def __init__(self, schema: TableSchema, load: Loader | None = None, complete: bool = True) -> None:
+        self.schema = schema
+        self.name = schema.name
+        self.rows: dict[Key, Version] = {}
+        self.complete = complete
+        self.dirty: dict[Key, bool] = {}  # changed since the last merge -> the base has a row for it
+        self.merging: dict[Key, bool] = {}  # the same, for changes that a merge is writing right now
+        self.chained: set[Key] = set()  # keys with more than their newest version
+        self.indexes = [SecondaryIndex(schema, index) for index in schema.indexes]
+        self.changes = 0  # grows with every commit: overlays built for SQL are reused while it stands still
+        self._load = load
+
+    # ---- reading
+
+    def head(self, key: Key) -> Version | None:
+        """The newest version of ``key``; None when there is none and never was."""
+        version = self.rows.get(key)
+        if version is None and not self.complete:
+            self.fetch((key,))
+            version = self.rows.get(key)
+        return version
+
+    def read(self, key: Key, position: Position) -> Row | None:
+        """The row of ``key`` an execution at ``position`` sees."""
+        version = self.head(key)
+        while version is not None:
+            if version is TRIMMED:
+                raise _lost(self.name, key, position)
+            if version[0] < position:
+                return version[1]
+            version = version[2]
+        return None
+
+    def read_committed(self, key: Key, commit: int) -> Row | None:
+        """The newest row committed no later than commit number ``commit``."""
+        version = self.head(key)
+        while version is not None:
+            if version is TRIMMED:
+                raise _lost(self.name, key, commit)
+            if version[3] <= commit:
+                return version[1]
+            version = version[2]
+        return None
+
+    def newest(self, key: Key) -> Row | None:
+        version = self.head(key)
+        return None if version is None else version[1]
+
+    def keys(self) -> list[Key]:
+        """All keys in memory (every key of the table when it is complete), in no order."""
+        return list(self.rows)
+
+    def index_on(self, columns: Iterable[str]) -> SecondaryIndex | None:
+        wanted = frozenset(columns)
+        return next((index for index in self.indexes if frozenset(index.columns) == wanted), None)
+
+    def overlay_keys(self) -> Iterator[Key]:
+        """Keys whose visible row may differ from the base row: changed since the merge, or read in an old version."""
+        yield from {**self.merging, **self.dirty, **dict.fromkeys(self.chained)}
+
+    # ---- loading
+
+    def fetch(self, keys: Iterable[Key]) -> None:
+        """Bring rows from the base into memory; keys the base does not have are remembered as absent."""
+        if self.complete:
+            return
+        missing = [key for key in keys if key not in self.rows]
+        if missing:
+            assert self._load is not None
+            found = self._load(self, missing)
+            if found is not None:
+                for key in missing:
+                    self._place(key, found.get(key))
+
+    def fill(self, rows: Iterable[Row]) -> None:
+        """Take every row of the base: from now on the table is complete."""
+        key_of = self.schema.key_of
+        for row in rows:
+            key = key_of(row)
+            if key not in self.rows:
+                self._place(key, row)
+        for key in [k for k, v in self.rows.items() if v == (BASE, None, None, 0)]:
+            del self.rows[key]
+        self.complete = True
+
+    def _place(self, key: Key, row: Row | None) -> None:
+        self.rows[key] = (BASE, row, None, 0)
+        if row is not None:
+            for index in self.indexes:
+                index.add(row, key)
+
+    # ---- committing
+
+    def commit(self, writes: dict[Key, Row | None], position: Position, commit: int, keep_older: bool) -> None:
+        """Append ``writes`` as versions at ``position``.
+
+        ``keep_older``: some unfinished execution may still read what was there before; otherwise it is dropped at
+        once, which is the whole of garbage collection for a serial run.
+        """
+        rows, dirty = self.rows, self.dirty
+        self.changes += 1
+        for key, row in writes.items():
+            head = rows.get(key)
+            if head is None and not self.complete:
+                head = self.head(key)
+            if key not in dirty:
+                dirty[key] = head is not None and head[1] is not None
+            if self.indexes:
+                self._reindex(key, head, row, keep_older)
+            if head is None:
+                rows[key] = (position, row, None, commit)
+                if keep_older:
+                    self.chained.add(key)
+            elif keep_older:
+                rows[key] = (position, row, head, commit)
+                self.chained.add(key)
+            else:
+                rows[key] = (position, row, TRIMMED, commit)
+
+    def _reindex(self, key: Key, head: Version | None, row: Row | None, keep_older: bool) -> None:
+        old = head[1] if head is not None else None
+        for index in self.indexes:
+            if old is not None and not keep_older and (row is None or index.value_of(old) != index.value_of(row)):
+                index.drop(old, key)
+            if row is not None:
+                index.add(row, key)
+
+    # ---- garbage collection and merge
+
+    def trim(self, open_positions: Sequence[Position], open_commits: Sequence[int] = ()) -> None:
+        """Drop versions nobody may read: keep the newest, and the newest below each of ``open_positions``.
+
+        ``open_positions`` (ascending): positions of the unfinished executions with an intent on this table.
+        ``open_commits``: commit numbers that readers of the committed state hold on to.
+        """
+        for key in list(self.chained):
+            kept, longer = _kept(self.rows[key], open_positions, open_commits)
+            if self.indexes:
+                self._drop_unkept(key, self.rows[key], kept)
+            self.rows[key] = kept
+            if not longer:
+                self.chained.discard(key)
+                if kept[1] is None and self.complete and key not in self.dirty and key not in self.merging:
+                    del self.rows[key]
+
+    def _drop_unkept(self, key: Key, before: Version, after: Version) -> None:
+        kept_rows = [row for row in _rows_of(after) if row is not None]
+        for index in self.indexes:
+            values = {index.value_of(row) for row in kept_rows}
+            for row in _rows_of(before):
+                if row is not None and index.value_of(row) not in values:
+                    index.drop(row, key)
+
+    def take_changes(self) -> Changes:
+        """What the base lacks: the newest committed state of every changed key.
+
+        Commits may go on while the caller writes these; it then calls ``merged`` or ``merge_failed``.
+        """
+        assert not self.merging, "one merge at a time"
+        self.merging, self.dirty = self.dirty, {}
+        deleted = [key for key, in_base in self.merging.items() if in_base]
+        inserted = [row for key in self.merging if (row := self.rows[key][1]) is not None]
+        return Changes(deleted, inserted)
+
+    def merged(self) -> None:
+        """The changes taken are in the base now."""
+        for key in self.merging:
+            if self.complete and self.rows[key][1] is None and key not in self.chained and key not in self.dirty:
+                del self.rows[key]
+        self.merging = {}
+        self.changes += 1
+
+    def merge_failed(self) -> None:
+        """The changes taken did not reach the base: they are dirty again."""
+        self.dirty.update(self.merging)
+        self.merging = {}
+
+    def evict(self, keep: int) -> None:
+        """Forget clean single-version rows beyond ``keep``: they can be read again from the base. Oldest first."""
+        spare = len(self.rows) - keep
+        if spare <= 0 or self._load is None:
+            return
+        self.complete = False
+        for key in list(self.rows):
+            if spare <= 0:
+                return
+            if key not in self.dirty and key not in self.merging and key not in self.chained:
+                row = self.rows.pop(key)[1]
+                if row is not None:
+                    for index in self.indexes:
+                        index.drop(row, key)
+                spare -= 1
+
+
+def _kept(head: Version, positions: Sequence[Position], commits: Sequence[int]) -> tuple[Version, bool]:
+    """``head`` with only the versions still needed below it, and whether any reader is older than ``head``."""
+    chain: list[Version] = []
+    version: Any = head
+    while version is not None and version is not TRIMMED:
+        chain.append(version)
+        version = version[2]
+    end = version
+    needed = [head]
+    for newer, older in zip(chain, [*chain[1:], None], strict=True):
+        # a reader r sees `older` (or nothing, at the end) when older < r <= newer
+        if older is not None and (_any_in(positions, older[0], newer[0]) or any(older[3] <= c < newer[3] for c in commits)):
+            needed.append(older)
+    reads_before = bool(positions) and positions[0] <= head[0] or any(c < head[3] for c in commits)
+    oldest = chain[-1]
+    reads_end = bool(positions) and positions[0] <= oldest[0] or any(c < oldest[3] for c in commits)
+    tail: Any = end if reads_end or (end is None and len(needed) == len(chain)) else TRIMMED
+    for version in reversed(needed):
+        tail = (version[0], version[1], tail, version[3])
+    return tail, reads_before
+
+
+def _any_in(positions: Sequence[Position], low: Position, high: Position) -> bool:
+    """Is there a position r with low < r <= high?"""
+    place = bisect_left(positions, low + 1)
+    return place < len(positions) and positions[place] <= high
+
+
+def _rows_of(version: Any) -> Iterator[Row | None]:
+    while version is not None and version is not TRIMMED:
+        yield version[1]
+        version = version[2]
+
+
+def _lost(table: str, key: Key, position: int) -> CorruptionError:
+    return CorruptionError(
+        f"the version of {table}[{key!r}] that position {position} must read was freed; "
+        f"this is a bug in tidegate, not in your app: please report it with the app and the seed",
+        table=table, key=key, position=position,
+    )

@@ -1,0 +1,313 @@
+"""What one execution may see and change: the tables at its position, under its own uncommitted writes.
+
+A :class:`View` is where row access lives. Every read goes write set → versions → base; every write goes to the write
+set, after types, NOT NULL, PRIMARY KEY, UNIQUE and CHECK have been satisfied, so a refused row changes nothing.
+Dropping the view is a rollback.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tidegate.errors import AccessError, ConstraintError, DataError
+from tidegate.storage.schema import Column, Key, Relation, Row, TableSchema
+from tidegate.storage.versions import SecondaryIndex, VersionedTable
+
+if TYPE_CHECKING:
+    from tidegate.storage.database import Database
+
+WriteSet = dict[str, dict[Key, Row | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """A procedure's declared access to one table.
+
+    ``by_key``: only the rows of one partition, the one in ``View.partitions``. ``committed``: reads see the newest
+    committed state instead of the execution's own position, and never wait.
+    """
+
+    table: VersionedTable
+    write: bool
+    by_key: bool = False
+    committed: bool = False
+
+
+class View:
+    """Tables as of ``position``, restricted to ``access``, with private writes on top.
+
+    ``procedure`` names the owner in error messages. ``relations`` are extra named rows that SQL may read (the input
+    batch, windows). ``now``, ``random`` and ``uuid`` are what SQL's functions of these names return.
+    """
+
+    __slots__ = ("access", "commit", "database", "partitions", "position", "procedure", "relations", "writes")
+
+    def __init__(
+        self,
+        database: Database,
+        position: int,
+        access: Mapping[str, Access],
+        *,
+        procedure: str = "query",
+        partitions: Mapping[str, tuple[Any, ...]] | None = None,
+        commit: int = 0,
+    ) -> None:
+        self.database = database
+        self.position = position
+        self.access = access
+        self.procedure = procedure
+        self.partitions = partitions or {}
+        self.commit = commit
+        self.writes: WriteSet = {}
+        self.relations: dict[str, tuple[Relation, Sequence[Row]]] = {}
+
+    # ---- reading
+
+    def get(self, table: str, key: Key) -> Any:
+        """The row with this primary key, or None.
+
+        The key of a table with several key columns is a tuple in their order.
+        """
+        access = self.access.get(table) or self._undeclared(table)
+        written = self.writes.get(table)
+        if written is not None:
+            try:
+                if key in written:
+                    return written[key]
+            except TypeError:
+                pass
+        versions = access.table
+        if access.by_key or access.committed or not versions.complete:
+            return self._get_slowly(access, key)
+        try:
+            version = versions.rows.get(key)
+        except TypeError:
+            version = None
+        if version is None:
+            return self._get_slowly(access, key)
+        if version[0] < self.position:
+            return version[1]
+        return versions.read(key, self.position)
+
+    def _get_slowly(self, access: Access, key: Key) -> Row | None:
+        """A key that is absent, oddly typed, outside the partition or not in memory."""
+        table = access.table
+        key = table.schema.conform_key(key)
+        if access.by_key:
+            self._check_partition(access, key)
+        written = self.writes.get(table.name)
+        if written is not None and key in written:
+            return written[key]
+        return self.read_below(access, key)
+
+    def read_below(self, access: Access, key: Key) -> Row | None:
+        """The committed row this execution sees, its own writes aside."""
+        if access.committed:
+            return access.table.read_committed(key, self.commit)
+        return access.table.read(key, self.position)
+
+    def scan(self, table: str, **equals: Any) -> list[Any]:
+        """All visible rows in key order, or those whose columns equal the given values (by index where there is one).
+
+        A NULL equals nothing, as in SQL.
+        """
+        access = self.access.get(table) or self._undeclared(table)
+        schema = access.table.schema
+        wanted = {name: schema.check_value(schema.column(name), value) for name, value in equals.items()}
+        index = access.table.index_on(wanted) if wanted and access.table.complete else None
+        keys: Iterable[Key]
+        if index is not None:
+            keys = self.index_keys(access, index, tuple(wanted[name] for name in index.columns))
+        else:
+            self.database.load_all(access.table)
+            keys = {**dict.fromkeys(access.table.rows), **dict.fromkeys(self.writes.get(table, ()))}
+        if access.by_key:
+            partition = self._partition(access)
+            keys = [key for key in keys if schema.partition_of(key) == partition]
+        places = [(schema.index_of[name], value) for name, value in wanted.items()]
+        rows = []
+        for key in sorted(keys):
+            row = self._row(access, key)
+            if row is not None and all(value is not None and row[i] == value for i, value in places):
+                rows.append(row)
+        return rows
+
+    def index_keys(self, access: Access, index: SecondaryIndex, values: tuple[Any, ...]) -> set[Key]:
+        """Keys that may have these indexed values in this view (callers check the row they see)."""
+        if None in values:
+            return set()
+        value = values if len(values) > 1 else values[0]
+        keys = set(index.candidates(value))
+        for key, row in self.writes.get(access.table.name, {}).items():
+            if row is not None and index.value_of(row) == value:
+                keys.add(key)
+        return keys
+
+    def _row(self, access: Access, key: Key) -> Row | None:
+        written = self.writes.get(access.table.name)
+        if written is not None and key in written:
+            return written[key]
+        return self.read_below(access, key)
+
+    # ---- writing
+
+    def insert(self, table: str, row: Any = None, /, **values: Any) -> Any:
+        """Insert one row, given as a sequence in column order, a dict, or keyword arguments; returns it as stored."""
+        access = self._writable(table)
+        new = self._conform(access, values if row is None else row)
+        key = access.table.schema.key_of(new)
+        if self._row_for_write(access, key) is not None:
+            raise duplicate_key(access.table.schema, key)
+        self.put_checked(access, key, new, None)
+        return new
+
+    def upsert(self, table: str, row: Any = None, /, **values: Any) -> Any:
+        """Insert the row, or replace the one with its primary key; returns it as stored."""
+        access = self._writable(table)
+        new = self._conform(access, values if row is None else row)
+        key = access.table.schema.key_of(new)
+        self.put_checked(access, key, new, self._row_for_write(access, key))
+        return new
+
+    def update(self, table: str, key: Key, /, **changes: Any) -> Any:
+        """Change columns of the row with this primary key; returns the new row, or None when there is no such row."""
+        access = self._writable(table)
+        old = self.get(table, key)
+        if old is None:
+            return None
+        schema = access.table.schema
+        fields = list(old)
+        for name, value in changes.items():
+            place = schema.index_of.get(name)
+            if place is None:
+                schema.column(name)
+            elif place in schema.key_indexes:
+                raise DataError(
+                    f"{table}.{name} is part of the primary key; delete the row and insert the new one",
+                    relation=table, column=name,
+                )
+            else:
+                fields[place] = schema.check_value(schema.columns[place], value)
+        new = schema.row._make(fields)
+        self.put_checked(access, schema.key_of(old), new, old)
+        return new
+
+    def delete(self, table: str, key: Key) -> bool:
+        """Delete the row with this primary key; False when there is none."""
+        access = self._writable(table)
+        old = self.get(table, key)
+        if old is None:
+            return False
+        self.put(table, access.table.schema.key_of(old), None)
+        return True
+
+    def put_checked(self, access: Access, key: Key, new: Row, old: Row | None) -> None:
+        """Write ``new`` over ``old`` after the table's constraints agree."""
+        schema = access.table.schema
+        schema.check_required(new)
+        if schema.checks:
+            self.database.check_row(schema, new)
+        for index in access.table.indexes:
+            if index.unique:
+                self._check_unique(access, index, key, new, old)
+        self.put(schema.name, key, new)
+
+    def put(self, table: str, key: Key, row: Row | None) -> None:
+        written = self.writes.get(table)
+        if written is None:
+            self.writes[table] = {key: row}
+        else:
+            written[key] = row
+
+    def _check_unique(self, access: Access, index: SecondaryIndex, key: Key, new: Row, old: Row | None) -> None:
+        value = index.value_of(new)
+        if value is None or (old is not None and index.value_of(old) == value):
+            return
+        self.database.load_all(access.table)
+        for other in self.index_keys(access, index, value if len(index.places) > 1 else (value,)):
+            row = self._row(access, other)
+            if other != key and row is not None and index.value_of(row) == value:
+                schema = access.table.schema
+                raise ConstraintError(
+                    f"{schema.name} is UNIQUE on ({', '.join(index.columns)}): {value!r} is taken by key {other!r}, "
+                    f"wanted for key {key!r}",
+                    relation=schema.name, constraint="UNIQUE", key=key, value=value,
+                )
+
+    def _conform(self, access: Access, values: Any) -> Row:
+        schema = access.table.schema
+        row = schema.conform(values, self.default)
+        if None in row:
+            schema.check_required(row)
+        if access.by_key:
+            self._check_partition(access, schema.key_of(row))
+        return row
+
+    def default(self, column: Column) -> Any:
+        """The value of a column's DEFAULT, evaluated in this execution."""
+        return self.database.default(self, column)
+
+    def _row_for_write(self, access: Access, key: Key) -> Row | None:
+        written = self.writes.get(access.table.name)
+        if written is not None and key in written:
+            return written[key]
+        return access.table.read(key, self.position)
+
+    # ---- access
+
+    def writable(self, table: str) -> Access:
+        return self._writable(table)
+
+    def _writable(self, table: str) -> Access:
+        access = self.access.get(table) or self._undeclared(table)
+        if not access.write:
+            raise AccessError(
+                f"procedure {self.procedure} writes table {table} but declared only to read it; "
+                f"add writes=[{table!r}] to its declaration",
+                procedure=self.procedure, relation=table,
+            )
+        return access
+
+    def _undeclared(self, table: str) -> Access:
+        known = self.database.tables
+        if table not in known:
+            for name in known:
+                if isinstance(table, str) and name.lower() == table.lower() and name in self.access:
+                    return self.access[name]
+            raise AccessError(
+                f"procedure {self.procedure} uses table {table!r}, which does not exist; "
+                f"the app has {', '.join(sorted(known)) or 'no tables'}",
+                procedure=self.procedure, relation=table,
+            )
+        raise AccessError(
+            f"procedure {self.procedure} uses table {table} without declaring it; "
+            f"add reads=[{table!r}] (or writes=[{table!r}]) to its declaration",
+            procedure=self.procedure, relation=table,
+        )
+
+    def _partition(self, access: Access) -> tuple[Any, ...]:
+        return self.partitions[access.table.name]
+
+    def _check_partition(self, access: Access, key: Key) -> None:
+        schema = access.table.schema
+        mine = self._partition(access)
+        if schema.partition_of(key) != mine:
+            raise AccessError(
+                f"procedure {self.procedure} works on partition {mine!r} of {schema.name} "
+                f"({', '.join(schema.partition_by)}), but touched key {key!r}; declare the whole table "
+                f"(reads=[{schema.name!r}] or writes=[{schema.name!r}]) if it needs other partitions",
+                procedure=self.procedure, relation=schema.name, key=key,
+            )
+
+
+def duplicate_key(schema: TableSchema, key: Key) -> ConstraintError:
+    return ConstraintError(
+        f"{schema.name} already has a row with {', '.join(schema.primary_key)} = {key!r}; "
+        f"use upsert to replace it or update to change it",
+        relation=schema.name, constraint="PRIMARY KEY", key=key,
+    )
+
+
+Condition = Callable[[Row], bool]

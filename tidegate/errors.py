@@ -1,0 +1,87 @@
+"""Every error tidegate raises, in one tree.
+
+    TidegateError
+    ├── DeclarationError      the app as declared can't run: unknown name, cycle, two producers, ...
+    ├── StatementError        SQL that does not parse, bind or evaluate
+    ├── DataError             a value does not fit its column
+    │   └── ConstraintError   PRIMARY KEY, NOT NULL, UNIQUE or CHECK refused a row
+    ├── AccessError           a procedure touched what it did not declare
+    ├── BatchError            a border batch that can't be accepted: its id is out of order or taken
+    ├── Aborted               the transaction was undone on purpose (txn.abort, or a row that was refused)
+    │   └── DeadlineExceeded  ... because it ran past its deadline
+    ├── ProcedureFailed       a procedure raised, and its retries are used up
+    ├── StillWaiting          nothing can run now; names what the work waits for
+    ├── Overloaded            the queues are full
+    ├── EngineClosed          the engine was closed
+    └── CorruptionError       an internal invariant broke; never ignored
+
+Every message says what happened, what was given, the likely cause and the next step; the same facts are
+attributes, so that programs need not parse the text.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class TidegateError(Exception):
+    """Base of all errors raised by tidegate."""
+
+    def __init__(self, message: str, **facts: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.__dict__.update(facts)
+
+
+class DeclarationError(TidegateError):
+    """The app as declared can't run."""
+
+
+class StatementError(TidegateError):
+    """SQL that does not parse, bind or evaluate. Facts: ``sql``."""
+
+
+class DataError(TidegateError):
+    """A value does not fit its column. Facts: ``relation``, ``column``, ``value``."""
+
+
+class ConstraintError(DataError):
+    """A row was refused by a constraint. Facts: ``relation``, ``constraint``, ``key`` or ``column``."""
+
+
+class AccessError(TidegateError):
+    """A procedure touched what it did not declare. Facts: ``procedure``, ``relation``."""
+
+
+class BatchError(TidegateError):
+    """A border batch that can't be accepted. Facts: ``stream``, ``batch_id``, ``last_id``."""
+
+
+class Aborted(TidegateError):
+    """The transaction was undone. Facts: ``procedure``, ``reason``, ``position``."""
+
+    reason: str
+
+
+class DeadlineExceeded(Aborted):
+    """The transaction was undone because it ran past its deadline."""
+
+
+class ProcedureFailed(TidegateError):
+    """A procedure raised and its retries are used up. Facts: ``procedure``, ``attempts``."""
+
+
+class StillWaiting(TidegateError):
+    """The work is accepted but can't finish now. Facts: ``ticket``, ``reason``."""
+
+
+class Overloaded(TidegateError):
+    """The queues are full. Facts: ``stream``, ``capacity``."""
+
+
+class EngineClosed(TidegateError):
+    """The engine was closed."""
+
+
+class CorruptionError(TidegateError):
+    """An internal invariant broke. Please report it with the text."""
