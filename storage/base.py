@@ -168,12 +168,13 @@ def stored_rows(relation: Relation, rows: Iterable[Sequence[Any]]) -> Iterator[R
     lists = [i for i, column in enumerate(relation.columns) if column.type.family == "list"]
     for row in rows:
         if lists:
-            row = [_tupled(v) if i in lists else v for i, v in enumerate(row)]
+            row = [tupled(v) if i in lists else v for i, v in enumerate(row)]
         yield make(row)
 
 
-def _tupled(value: Any) -> Any:
-    return tuple(_tupled(item) for item in value) if isinstance(value, list) else value
+def tupled(value: Any) -> Any:
+    """DuckDB's lists as our tuples."""
+    return tuple(tupled(item) for item in value) if isinstance(value, list) else value
 
 
 def _cast(alias: str, column: Column) -> str:

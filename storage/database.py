@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +48,12 @@ class Database:
         if not table.complete:
             table.fill(self.base.scan(table.schema))
 
+    def hold(self, table: VersionedTable) -> bool:
+        """Hold the whole table in memory if it fits; says whether it is."""
+        if not table.complete and self.base.count(table.schema) <= self.cached_rows:
+            self.load_all(table)
+        return table.complete
+
     def prefetch(self, table: str, keys: Iterable[Key]) -> None:
         """Bring these rows into memory in one query."""
         self.tables[table].fetch(keys)
@@ -66,28 +73,37 @@ class Database:
 
     def merge(
         self,
-        meta: Mapping[str, Any],
+        meta: Callable[[], Mapping[str, Any]],
         open_positions: Callable[[str], Sequence[int]] = lambda table: (),
         open_commits: Sequence[int] = (),
+        lock: AbstractContextManager[Any] | None = None,
     ) -> int:
         """Fold all committed versions into the base, drop what nobody may read any more; returns rows written.
 
         ``open_positions(table)``: ascending positions of unfinished executions with an intent on that table.
+        ``meta()``: facts to store in the same DuckDB transaction.
+        ``lock`` keeps commits out while the changes are collected and forgotten; they go on while DuckDB writes.
         """
-        changes = {table.schema: table.take_changes() for table in self.tables.values() if table.dirty}
+        lock = lock if lock is not None else nullcontext()
+        with lock:
+            facts = meta()
+            changes = {table.schema: table.take_changes() for table in self.tables.values() if table.dirty}
         try:
-            self.base.merge(changes, meta)
-            with self.base.gate:
-                self.base.publish()
+            self.base.merge(changes, facts)
+        except BaseException:
+            with lock:
+                for schema in changes:
+                    self.tables[schema.name].merge_failed()
+            raise
+        with self.base.gate:
+            self.base.publish()
+            with lock:
                 for schema in changes:
                     self.tables[schema.name].merged()
-        except BaseException:
-            for schema in changes:
-                self.tables[schema.name].merge_failed()
-            raise
-        for table in self.tables.values():
-            table.trim(open_positions(table.name), open_commits)
-            table.evict(self.cached_rows)
+        with lock:
+            for table in self.tables.values():
+                table.trim(open_positions(table.name), open_commits)
+                table.evict(self.cached_rows)
         return sum(len(change.inserted) + len(change.deleted) for change in changes.values())
 
     # ---- DuckDB for SQL in procedures

@@ -55,13 +55,14 @@ class Relation:
     columns: tuple[Column, ...]
     row: Any = field(init=False, repr=False)
     index_of: dict[str, int] = field(init=False, repr=False)
+    required: tuple[int, ...] = field(init=False, repr=False)  # places of the NOT NULL columns
     _coercers: tuple[Callable[[Any], Any], ...] = field(init=False, repr=False)
-    _exact: tuple[type, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         names = [column.name for column in self.columns]
-        object.__setattr__(self, "row", _row_class(self.name, names))
+        object.__setattr__(self, "row", row_class(self.name, names))
         object.__setattr__(self, "index_of", {name: i for i, name in enumerate(names)})
+        object.__setattr__(self, "required", tuple(i for i, c in enumerate(self.columns) if not c.nullable))
         object.__setattr__(self, "_coercers", tuple(column.type.coerce for column in self.columns))
 
     @property
@@ -138,14 +139,15 @@ class Relation:
                 )
         return row
 
-    def check_not_null(self, row: Row) -> None:
-        for column, value in zip(self.columns, row, strict=True):
-            if value is None and not column.nullable:
+    def check_required(self, row: Row) -> None:
+        """Raise ConstraintError when a NOT NULL column is NULL."""
+        for i in self.required:
+            if row[i] is None:
                 raise ConstraintError(
-                    f"{self.name}.{column.name} is NOT NULL, got NULL in row {tuple(row)!r}",
+                    f"{self.name}.{self.columns[i].name} is NOT NULL, got NULL in row {tuple(row)!r}",
                     relation=self.name,
                     constraint="NOT NULL",
-                    column=column.name,
+                    column=self.columns[i].name,
                 )
 
 
@@ -163,7 +165,6 @@ class TableSchema(Relation):
     partition_by: tuple[str, ...] = ()
     key_of: Callable[[Row], Key] = field(init=False, repr=False)
     key_indexes: tuple[int, ...] = field(init=False, repr=False)
-    required: tuple[int, ...] = field(init=False, repr=False)
     _partition_of_key: Callable[[Key], tuple[Any, ...]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -172,9 +173,6 @@ class TableSchema(Relation):
         key_indexes = tuple(self.index_of[name] for name in self.primary_key)
         object.__setattr__(self, "key_indexes", key_indexes)
         object.__setattr__(self, "key_of", itemgetter(*key_indexes))
-        object.__setattr__(
-            self, "required", tuple(i for i, column in enumerate(self.columns) if not column.nullable)
-        )
         places = [self.primary_key.index(name) for name in self.partition_by]
         single = len(self.primary_key) == 1
         object.__setattr__(
@@ -226,13 +224,8 @@ class TableSchema(Relation):
             raise DataError(f"{self.name}.{name} is part of the key and can't be NULL", relation=self.name, column=name)
         return self.check_value(self.column(name), value)
 
-    def check_required(self, row: Row) -> None:
-        for i in self.required:
-            if row[i] is None:
-                self.check_not_null(row)
 
-
-def _row_class(name: str, names: Iterable[str]) -> Any:
+def row_class(name: str, names: Iterable[str]) -> Any:
     """A named tuple class whose fields are the columns (positional where a name is no identifier)."""
     fields = [n if n.isidentifier() and not keyword.iskeyword(n) and not n.startswith("_") else f"column{i}"
               for i, n in enumerate(names)]

@@ -108,6 +108,7 @@ class VersionedTable:
         self.chained: set[Key] = set()  # keys with more than their newest version
         self.indexes = [SecondaryIndex(schema, index) for index in schema.indexes]
         self.changes = 0  # grows with every commit: overlays built for SQL are reused while it stands still
+        self.overlay: Any = None  # the changes above the base as SQL reads them, kept by tidegate.storage.overlay
         self._load = load
 
     # ---- reading
@@ -198,7 +199,6 @@ class VersionedTable:
         once, which is the whole of garbage collection for a serial run.
         """
         rows, dirty = self.rows, self.dirty
-        self.changes += 1
         for key, row in writes.items():
             head = rows.get(key)
             if head is None and not self.complete:
@@ -216,6 +216,7 @@ class VersionedTable:
                 self.chained.add(key)
             else:
                 rows[key] = (position, row, TRIMMED, commit)
+        self.changes += 1
 
     def _reindex(self, key: Key, head: Version | None, row: Row | None, keep_older: bool) -> None:
         old = head[1] if head is not None else None
@@ -274,6 +275,31 @@ class VersionedTable:
         """The changes taken did not reach the base: they are dirty again."""
         self.dirty.update(self.merging)
         self.merging = {}
+
+    def export_chains(self, encode: Callable[[Any], Any]) -> list[Any]:
+        """The chains of keys with more than their newest version, for the checkpoint."""
+        chains = []
+        for key in self.chained:
+            versions, version = [], self.rows[key]
+            while version is not None and version is not TRIMMED:
+                versions.append([version[0], None if version[1] is None else encode(tuple(version[1]))])
+                version = version[2]
+            chains.append([encode(key), versions, version is TRIMMED])
+        return chains
+
+    def restore_chains(self, chains: list[Any], decode: Callable[[Any], Any]) -> None:
+        """Put back what :meth:`export_chains` wrote."""
+        for key, versions, trimmed in chains:
+            version: Any = TRIMMED if trimmed else None
+            key = decode(key)
+            for position, row in reversed(versions):
+                stored = None if row is None else self.schema.row._make(decode(row))
+                version = (position, stored, version, 0)
+                if stored is not None:
+                    for index in self.indexes:
+                        index.add(stored, key)
+            self.rows[key] = version
+            self.chained.add(key)
 
     def evict(self, keep: int) -> None:
         """Forget clean single-version rows beyond ``keep``: they can be read again from the base. Oldest first."""

@@ -7,11 +7,13 @@ Dropping the view is a rollback.
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
-from tidegate.errors import AccessError, ConstraintError, DataError
+from tidegate.errors import AccessError, ConstraintError, DataError, StatementError
 from tidegate.storage.schema import Column, Key, Relation, Row, TableSchema
 from tidegate.storage.versions import SecondaryIndex, VersionedTable
 
@@ -70,7 +72,7 @@ class View:
 
         The key of a table with several key columns is a tuple in their order.
         """
-        access = self.access.get(table) or self._undeclared(table)
+        access = self.access.get(table) or self.undeclared(table)
         written = self.writes.get(table)
         if written is not None:
             try:
@@ -96,7 +98,7 @@ class View:
         table = access.table
         key = table.schema.conform_key(key)
         if access.by_key:
-            self._check_partition(access, key)
+            self.check_partition(access, key)
         written = self.writes.get(table.name)
         if written is not None and key in written:
             return written[key]
@@ -113,7 +115,7 @@ class View:
 
         A NULL equals nothing, as in SQL.
         """
-        access = self.access.get(table) or self._undeclared(table)
+        access = self.access.get(table) or self.undeclared(table)
         schema = access.table.schema
         wanted = {name: schema.check_value(schema.column(name), value) for name, value in equals.items()}
         index = access.table.index_on(wanted) if wanted and access.table.complete else None
@@ -129,7 +131,7 @@ class View:
         places = [(schema.index_of[name], value) for name, value in wanted.items()]
         rows = []
         for key in sorted(keys):
-            row = self._row(access, key)
+            row = self.row(access, key)
             if row is not None and all(value is not None and row[i] == value for i, value in places):
                 rows.append(row)
         return rows
@@ -145,21 +147,52 @@ class View:
                 keys.add(key)
         return keys
 
-    def _row(self, access: Access, key: Key) -> Row | None:
+    def row(self, access: Access, key: Key) -> Row | None:
+        """The visible row with this stored key, unchecked: for keys that came from the table itself."""
         written = self.writes.get(access.table.name)
         if written is not None and key in written:
             return written[key]
         return self.read_below(access, key)
+
+    def hold(self, access: Access) -> bool:
+        """Is the whole table in memory, so that its indexes know every row? Brings it there if it fits."""
+        return access.table.complete or self.database.hold(access.table)
+
+    # ---- what SQL's functions of these names return; a transaction says
+
+    @property
+    def now(self) -> dt.datetime:
+        """The moment, naive UTC."""
+        raise self._no_transaction("now()")
+
+    @property
+    def random(self) -> Any:
+        """The dice: something with ``random()``."""
+        raise self._no_transaction("random()")
+
+    def uuid(self) -> UUID:
+        """A fresh UUID."""
+        raise self._no_transaction("uuid()")
+
+    def _no_transaction(self, function: str) -> StatementError:
+        return StatementError(f"{function} needs a transaction to take its value from; pass it as a parameter here")
 
     # ---- writing
 
     def insert(self, table: str, row: Any = None, /, **values: Any) -> Any:
         """Insert one row, given as a sequence in column order, a dict, or keyword arguments; returns it as stored."""
         access = self._writable(table)
-        new = self._conform(access, values if row is None else row)
-        key = access.table.schema.key_of(new)
-        if self._row_for_write(access, key) is not None:
-            raise duplicate_key(access.table.schema, key)
+        return self.insert_stored(access, self._conform(access, values if row is None else row))
+
+    def insert_stored(self, access: Access, new: Row) -> Row:
+        """Insert a row whose values are in their stored form already."""
+        schema = access.table.schema
+        key = schema.key_of(new)
+        schema.check_required(new)
+        if access.by_key:
+            self.check_partition(access, key)
+        if self.row_for_write(access, key) is not None:
+            raise duplicate_key(schema, key)
         self.put_checked(access, key, new, None)
         return new
 
@@ -168,7 +201,7 @@ class View:
         access = self._writable(table)
         new = self._conform(access, values if row is None else row)
         key = access.table.schema.key_of(new)
-        self.put_checked(access, key, new, self._row_for_write(access, key))
+        self.put_checked(access, key, new, self.row_for_write(access, key))
         return new
 
     def update(self, table: str, key: Key, /, **changes: Any) -> Any:
@@ -211,7 +244,7 @@ class View:
             self.database.check_row(schema, new)
         for index in access.table.indexes:
             if index.unique:
-                self._check_unique(access, index, key, new, old)
+                self.check_unique(access, index, key, new, old)
         self.put(schema.name, key, new)
 
     def put(self, table: str, key: Key, row: Row | None) -> None:
@@ -221,13 +254,13 @@ class View:
         else:
             written[key] = row
 
-    def _check_unique(self, access: Access, index: SecondaryIndex, key: Key, new: Row, old: Row | None) -> None:
+    def check_unique(self, access: Access, index: SecondaryIndex, key: Key, new: Row, old: Row | None) -> None:
         value = index.value_of(new)
         if value is None or (old is not None and index.value_of(old) == value):
             return
         self.database.load_all(access.table)
         for other in self.index_keys(access, index, value if len(index.places) > 1 else (value,)):
-            row = self._row(access, other)
+            row = self.row(access, other)
             if other != key and row is not None and index.value_of(row) == value:
                 schema = access.table.schema
                 raise ConstraintError(
@@ -242,14 +275,14 @@ class View:
         if None in row:
             schema.check_required(row)
         if access.by_key:
-            self._check_partition(access, schema.key_of(row))
+            self.check_partition(access, schema.key_of(row))
         return row
 
     def default(self, column: Column) -> Any:
         """The value of a column's DEFAULT, evaluated in this execution."""
         return self.database.default(self, column)
 
-    def _row_for_write(self, access: Access, key: Key) -> Row | None:
+    def row_for_write(self, access: Access, key: Key) -> Row | None:
         written = self.writes.get(access.table.name)
         if written is not None and key in written:
             return written[key]
@@ -261,7 +294,7 @@ class View:
         return self._writable(table)
 
     def _writable(self, table: str) -> Access:
-        access = self.access.get(table) or self._undeclared(table)
+        access = self.access.get(table) or self.undeclared(table)
         if not access.write:
             raise AccessError(
                 f"procedure {self.procedure} writes table {table} but declared only to read it; "
@@ -270,7 +303,7 @@ class View:
             )
         return access
 
-    def _undeclared(self, table: str) -> Access:
+    def undeclared(self, table: str) -> Access:
         known = self.database.tables
         if table not in known:
             for name in known:
@@ -290,7 +323,7 @@ class View:
     def _partition(self, access: Access) -> tuple[Any, ...]:
         return self.partitions[access.table.name]
 
-    def _check_partition(self, access: Access, key: Key) -> None:
+    def check_partition(self, access: Access, key: Key) -> None:
         schema = access.table.schema
         mine = self._partition(access)
         if schema.partition_of(key) != mine:

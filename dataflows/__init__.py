@@ -1,0 +1,1 @@
+"""Dataflows: pure definitions of procedures, streams and how they connect. Declaring touches nothing."""

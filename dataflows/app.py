@@ -1,0 +1,289 @@
+"""Declaring an app: tables, streams, procedures and how they belong together. Nothing runs, nothing is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tidegate.dataflows.definitions import (
+    Committed,
+    Nested,
+    OnFailure,
+    Partition,
+    Procedure,
+    Stream,
+    TableAccess,
+    Trigger,
+    check_name,
+)
+from tidegate.dataflows.graph import Graph
+from tidegate.dataflows.validation import (
+    check_access,
+    check_inputs,
+    check_outputs,
+    check_prefetch,
+    check_signature,
+    check_windows,
+    unknown,
+)
+from tidegate.errors import DataError, DeclarationError
+from tidegate.storage.ddl import Scratch, from_sqlalchemy
+from tidegate.storage.schema import Relation, TableSchema
+from tidegate.storage.statements import Statement, prepare
+from tidegate.streams.windows import WindowSpec
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+F = TypeVar("F", bound=Callable[..., Any])
+AccessLike = str | Partition | Committed
+Names = str | Sequence[str]
+
+
+class App:
+    """An application: what runs, on what, in which order. The same app runs in memory, on disk and in simulation.
+
+    >>> app = App("counter")
+    >>> app.table("CREATE TABLE totals (name VARCHAR PRIMARY KEY, n BIGINT NOT NULL)")
+    'totals'
+    >>> app.stream("events", "name VARCHAR", border=True)
+    'events'
+    >>> @app.procedure(inputs="events", writes=["totals"])
+    ... def count(txn, events):
+    ...     for event in events:
+    ...         row = txn.get("totals", event.name)
+    ...         txn.upsert("totals", (event.name, 1 if row is None else row.n + 1))
+    """
+
+    def __init__(self, name: str = "app") -> None:
+        self.name = check_name("app", name)
+        self.tables: dict[str, TableSchema] = {}
+        self.streams: dict[str, Stream] = {}
+        self.procedures: dict[str, Procedure] = {}
+        self.nested_groups: dict[str, Nested] = {}
+        self.triggers: list[Trigger] = []
+        self.scratch = Scratch()
+        self._statements: dict[Any, Statement] = {}
+
+    # ---- tables and streams
+
+    def table(self, ddl: str | sa.Table, *, partition_by: Names = ()) -> str:
+        """Declare a table by CREATE TABLE text (CREATE INDEX may follow) or a SQLAlchemy ``Table``; returns its name.
+
+        ``partition_by``: columns whose value names a partition, the smallest thing that can be locked.
+        """
+        text = ddl if isinstance(ddl, str) else from_sqlalchemy(ddl)
+        schema = self.scratch.define_table(text, _names(partition_by))
+        self._new_relation("table", schema)
+        self.tables[schema.name] = schema
+        return schema.name
+
+    def stream(
+        self,
+        name: str,
+        columns: str,
+        *,
+        border: bool = False,
+        key: str | None = None,
+        deadline_s: float | None = None,
+        default: Mapping[str, Any] | Iterable[Mapping[str, Any]] = (),
+    ) -> str:
+        """Declare a stream with columns as in CREATE TABLE: ``"phone BIGINT, contestant INTEGER"``; returns its name.
+
+        ``border=True``: fed by ``engine.push``. Otherwise exactly one procedure emits to it.
+        ``key``: split every push into one batch per value of this column; order, windows and locks are per key.
+        ``deadline_s`` and ``default``: for a border stream that a nested transaction waits on (a person's decision).
+        """
+        check_name("stream", name)
+        if name in self.streams or name in self.tables:
+            raise DeclarationError(f"the name {name!r} is taken by another {'table' if name in self.tables else 'stream'}")
+        relation = self.scratch.define_relation(name, columns)
+        self._new_relation("stream", relation)
+        if key is not None and not border:
+            raise DeclarationError(
+                f"stream {name} is interior: its batches take the key of the batch that caused them. "
+                f"Declare key= on the border stream",
+                stream=name,
+            )
+        if key is not None and key not in relation.index_of:
+            raise DeclarationError(
+                f"stream {name} has no column {key!r} to be keyed by; it has {', '.join(relation.index_of)}", stream=name
+            )
+        if key is not None and not relation.column(key).type.hashable_key:
+            raise DeclarationError(f"stream {name}: {key} is {relation.column(key).type}, which can't be a key", stream=name)
+        self.streams[name] = Stream(name, relation, border, key, deadline_s, self._default(name, relation, key, border,
+                                                                                          deadline_s, default))
+        return name
+
+    def _default(self, name: str, relation: Relation, key: str | None, border: bool, deadline_s: float | None,
+                 default: Mapping[str, Any] | Iterable[Mapping[str, Any]]) -> tuple[dict[str, Any], ...]:
+        rows = tuple(dict(row) for row in ([default] if isinstance(default, Mapping) else default))
+        if (deadline_s is None) != (not rows):
+            raise DeclarationError(f"stream {name}: deadline_s and default go together: the default is pushed when the "
+                                   f"deadline passes", stream=name)
+        if deadline_s is not None and not border:
+            raise DeclarationError(f"stream {name}: only a border stream can have a deadline", stream=name)
+        if deadline_s is not None and not deadline_s > 0:
+            raise DeclarationError(f"stream {name}: deadline_s must be positive, got {deadline_s!r}", stream=name)
+        for row in rows:
+            try:
+                relation._from_mapping({**row, **({key: row.get(key)} if key else {})}, None)
+                for column, value in row.items():
+                    relation.check_value(relation.column(column), value)
+            except DataError as error:
+                raise DeclarationError(f"stream {name}: its default does not fit: {error}", stream=name) from None
+        return rows
+
+    def _new_relation(self, kind: str, relation: Relation) -> None:
+        check_name(kind, relation.name)
+        for name in [*self.tables, *self.streams]:
+            if name.lower() == relation.name.lower():
+                raise DeclarationError(f"{kind} {relation.name}: the name is taken by {name}")
+        for column in relation.columns:
+            if column.name.lower().startswith("tidegate"):
+                raise DeclarationError(f"{kind} {relation.name}: column name {column.name!r} is reserved")
+
+    # ---- SQL
+
+    def sql(self, statement: Any) -> Statement:
+        """Prepare SQL text or a SQLAlchemy Core statement now, so that mistakes show now; run with ``txn.execute``."""
+        relations = {name: stream.relation for name, stream in self.streams.items()}
+        for procedure in self.procedures.values():
+            for window_name, spec in procedure.windows.items():
+                relations.setdefault(window_name, Relation(window_name, self.streams[spec.stream].relation.columns))
+        return prepare(statement, self.tables, relations, self.scratch)
+
+    def statement(self, statement: Any) -> Statement:
+        """The prepared form of what ``txn.execute`` was given: prepared once, then remembered."""
+        if isinstance(statement, Statement):
+            return statement
+        found = self._statements.get(statement)
+        if found is None:
+            found = self._statements[statement] = self.sql(statement)
+        return found
+
+    # ---- procedures
+
+    def procedure(
+        self,
+        function: F | None = None,
+        *,
+        inputs: Names = (),
+        outputs: Names = (),
+        reads: Iterable[AccessLike] = (),
+        writes: Iterable[AccessLike] = (),
+        windows: Mapping[str, WindowSpec] | None = None,
+        retries: int = 0,
+        on_failure: OnFailure = "halt",
+        deadline_s: float | None = None,
+        prefetch: Mapping[str, str] | None = None,
+    ) -> Any:
+        """Declare a plain function as a stored procedure; returns the function itself.
+
+        With ``inputs`` it is a *streaming* procedure, called ``function(txn, batch, …)`` with one batch per input, all
+        of the same batch-id. Without, it is an *OLTP* procedure, called ``function(txn, *arguments)`` by
+        ``engine.call``.
+
+        ``reads``/``writes``: tables it touches; ``partition(table)`` narrows to the batch's key. Writing includes reading.
+        ``retries`` and ``on_failure``: what an unexpected exception leads to: after so many retries the dataflow halts
+        in front of the batch (``"halt"``) or the batch moves to ``tidegate.dead_letters`` (``"dead_letter"``).
+        ``deadline_s``: abort an execution that runs longer.
+        ``prefetch``: ``{table: column}``: this input column holds keys of that table, fetched ahead in bulk.
+        """
+        if function is None:
+            return lambda f: self.procedure(
+                f, inputs=inputs, outputs=outputs, reads=reads, writes=writes, windows=windows, retries=retries,
+                on_failure=on_failure, deadline_s=deadline_s, prefetch=prefetch,
+            )
+        name = check_name("procedure", function.__name__)
+        if name in self.procedures:
+            raise DeclarationError(f"there are two procedures called {name!r}; rename one", procedure=name)
+        procedure = Procedure(
+            name=name, function=function, inputs=_names(inputs), outputs=_names(outputs),
+            access=self._access(name, reads, writes), windows=dict(windows or {}), retries=retries,
+            on_failure=on_failure, deadline_s=deadline_s, prefetch=dict(prefetch or {}),
+        )
+        for check in (check_inputs, check_outputs, check_access, check_windows, check_signature, check_prefetch):
+            check(self, procedure)
+        self.procedures[name] = procedure
+        try:
+            Graph(self, partial=True)
+        except DeclarationError:
+            del self.procedures[name]
+            raise
+        return function
+
+    def _access(
+        self, procedure: str, reads: Iterable[AccessLike], writes: Iterable[AccessLike]
+    ) -> tuple[TableAccess, ...]:
+        found: dict[str, TableAccess] = {}
+        for likes, write in ((reads, False), (writes, True)):
+            for like in [likes] if isinstance(likes, (str, Partition, Committed)) else likes:
+                table = like if isinstance(like, str) else like.table
+                if table not in self.tables:
+                    raise unknown(f"procedure {procedure}", "table", table, self.tables)
+                access = TableAccess(
+                    table,
+                    write=write,
+                    by_key=isinstance(like, Partition),
+                    argument=like.by if isinstance(like, Partition) else None,
+                    committed=isinstance(like, Committed),
+                )
+                if table in found and replace(found[table], write=write) != access:
+                    raise DeclarationError(
+                        f"procedure {procedure} declares table {table} twice in different ways, {found[table]} and "
+                        f"{access}; declare the wider access once",
+                        procedure=procedure,
+                    )
+                found[table] = access
+        return tuple(found.values())
+
+    def nested(self, *members: Callable[..., Any] | str, name: str | None = None) -> str:
+        """Declare connected procedures as one nested transaction per batch; returns its name."""
+        names = tuple(member if isinstance(member, str) else member.__name__ for member in members)
+        label = name or "+".join(names)
+        if label in self.nested_groups:
+            raise DeclarationError(f"there are two nested transactions called {label!r}")
+        if len(names) < 2:
+            raise DeclarationError(f"nested transaction {label}: needs at least two procedures, got {len(names)}")
+        for member in names:
+            if member not in self.procedures:
+                raise unknown(f"nested transaction {label}", "procedure", member, self.procedures)
+            for other in self.nested_groups.values():
+                if member in other.members:
+                    raise DeclarationError(f"procedure {member} is in two nested transactions, {other.name} and {label}")
+        self.nested_groups[label] = Nested(label, names)
+        try:
+            Graph(self, partial=True)
+        except DeclarationError:
+            del self.nested_groups[label]
+            raise
+        return label
+
+    def trigger(self, on: str, sql: Any) -> None:
+        """Declare an EE trigger: ``sql`` runs inside the transaction that inserts tuples into stream ``on``, or that
+        slides the window ``on`` (written ``"procedure.window"``). In the SQL the new tuples are the relation named
+        after the stream; for a window, the window's name is its rows after the slide.
+        """
+        statement = self.statement(sql)
+        if "." in on:
+            procedure, _, window_name = on.partition(".")
+            if procedure not in self.procedures:
+                raise unknown("trigger", "procedure", procedure, self.procedures)
+            if window_name not in self.procedures[procedure].windows:
+                raise unknown(f"trigger on procedure {procedure}", "window", window_name, self.procedures[procedure].windows)
+            self.triggers.append(Trigger(statement, window=(procedure, window_name)))
+        elif on in self.streams:
+            self.triggers.append(Trigger(statement, stream=on))
+        else:
+            raise unknown("trigger", "stream", on, self.streams)
+
+    def graph(self) -> Graph:
+        """The dataflow graph with every rule checked: what the engine runs."""
+        return Graph(self)
+
+
+def _names(names: Names) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names)
+

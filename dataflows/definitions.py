@@ -1,0 +1,131 @@
+"""What an app is made of, as frozen data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from tidegate.errors import DeclarationError
+from tidegate.storage.schema import Relation, Row
+from tidegate.storage.statements import Statement
+from tidegate.streams.windows import WindowSpec
+
+OnFailure = Literal["halt", "dead_letter"]
+
+
+@dataclass(frozen=True, eq=False)
+class Stream:
+    """A stream: border (fed from outside) or interior (fed by its one producer), keyed or not.
+
+    A border stream with ``deadline_s`` is *awaited*: a nested transaction that needs its batch stays open until the
+    batch arrives or, ``deadline_s`` seconds after the question was asked, ``default`` is pushed for it.
+    """
+
+    name: str
+    relation: Relation
+    border: bool = False
+    key: str | None = None
+    deadline_s: float | None = None
+    default: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def awaited(self) -> bool:
+        return self.deadline_s is not None
+
+
+@dataclass(frozen=True)
+class TableAccess:
+    """Declared access of a procedure to a table: all of it, or (``by_key``) one partition.
+
+    ``argument``: the parameter of an OLTP procedure that names the partition; for a streaming procedure it is the
+    batch's key.
+    """
+
+    table: str
+    write: bool = False
+    by_key: bool = False
+    argument: str | None = None
+    committed: bool = False
+
+    def __str__(self) -> str:
+        if self.committed:
+            return f"committed({self.table!r})"
+        return f"partition({self.table!r})" if self.by_key else repr(self.table)
+
+
+@dataclass(frozen=True)
+class Partition:
+    """See :func:`partition`."""
+
+    table: str
+    by: str | None = None
+
+
+@dataclass(frozen=True)
+class Committed:
+    """See :func:`committed`."""
+
+    table: str
+
+
+def partition(table: str, by: str | None = None) -> Partition:
+    """In ``reads=`` or ``writes=``: only the rows of one partition of ``table``.
+
+    Which one is the batch's key on a keyed stream, or, for an OLTP procedure, the argument called ``by``.
+    """
+    return Partition(table, by)
+
+
+def committed(table: str) -> Committed:
+    """In ``reads=``: the newest committed state of ``table``, without waiting for writers in front.
+
+    Such a read never waits and never holds anyone up; in exchange it is not part of the serial order.
+    """
+    return Committed(table)
+
+
+@dataclass(frozen=True, eq=False)
+class Procedure:
+    """A stored procedure: started by batches on ``inputs`` (streaming) or called by clients (OLTP, no inputs)."""
+
+    name: str
+    function: Callable[..., Any]
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    access: tuple[TableAccess, ...] = ()
+    windows: dict[str, WindowSpec] = field(default_factory=dict)
+    retries: int = 0
+    on_failure: OnFailure = "halt"
+    deadline_s: float | None = None
+    prefetch: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def streaming(self) -> bool:
+        return bool(self.inputs)
+
+
+@dataclass(frozen=True)
+class Nested:
+    """Procedures that commit, abort and are isolated as one for each batch."""
+
+    name: str
+    members: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Trigger:
+    """An EE trigger: SQL run inside the inserting transaction when ``stream`` gets tuples, or a window slides."""
+
+    statement: Statement
+    stream: str | None = None
+    window: tuple[str, str] | None = None  # (procedure, window)
+
+
+def check_name(kind: str, name: Any) -> str:
+    """A name users will type in SQL and in error messages: an identifier."""
+    if not isinstance(name, str) or not name.isidentifier():
+        raise DeclarationError(f"{kind} name must be an identifier like 'votes', got {name!r}", name=name)
+    if name.lower().startswith("tidegate"):
+        raise DeclarationError(f"{kind} name {name!r} is reserved: names that start with 'tidegate' are the system's")
+    return name

@@ -1,0 +1,345 @@
+"""The dataflow graph: ranks, units of atomicity, and what each border batch may cause.
+
+A *unit* is what commits as one: a procedure, or a nested transaction. Contracting every nested transaction to one node
+must leave a DAG (that is what "convex" means: no path leaves a group and comes back); its topological order gives the
+ranks, the members of a group standing next to each other. A unit therefore never waits for one behind it.
+
+A unit's *ancestors* are the border streams whose batch with the same batch-id it needs before it can be placed in the
+order: it gets the sequence number of the last of them to arrive. An awaited stream (one with a deadline) read inside a
+nested transaction is no ancestor: the transaction opens without it and waits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tidegate.dataflows.definitions import Procedure, Stream, TableAccess, Trigger
+from tidegate.errors import DeclarationError
+
+if TYPE_CHECKING:
+    from tidegate.dataflows.app import App
+
+
+@dataclass(frozen=True, eq=False)
+class Unit:
+    """What commits as one, and where it stands in its dataflow."""
+
+    name: str
+    members: tuple[Procedure, ...]  # in rank order
+    rank: int  # of the first member
+    dataflow: str
+    inputs: tuple[str, ...]  # streams that come from outside the unit, awaited ones left out
+    awaited: tuple[str, ...]  # awaited border streams read by a member of a nested transaction
+    outputs: tuple[str, ...]  # streams its members emit
+    ancestors: frozenset[str]
+    access: tuple[TableAccess, ...]  # union over its members and their triggers
+
+    @property
+    def nested(self) -> bool:
+        return len(self.members) > 1
+
+
+@dataclass(eq=False)
+class Graph:
+    """All dataflows of an app, checked. ``partial``: more will be declared, so don't ask for completeness yet."""
+
+    app: App
+    partial: bool = False
+    units: list[Unit] = field(init=False, default_factory=list)
+    oltp: dict[str, Unit] = field(init=False, default_factory=dict)
+    caused_by: dict[str, list[Unit]] = field(init=False, default_factory=dict)  # border stream -> units, by rank
+    consumers: dict[str, list[Unit]] = field(init=False, default_factory=dict)  # stream -> units that read it
+    keyed: dict[str, str | None] = field(init=False, default_factory=dict)  # stream -> type of its key, as SQL
+    access_of: dict[str, tuple[TableAccess, ...]] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        streaming = [p for p in self.app.procedures.values() if p.streaming]
+        self._producer = {stream: p.name for p in streaming for stream in p.outputs}
+        self._group_of = {member: group.name for group in self.app.nested_groups.values() for member in group.members}
+        self.access_of = {p.name: self._effective_access(p) for p in self.app.procedures.values()}
+        if not self.partial:
+            self._check_complete()
+        self._check_connected()
+        nodes = self._topological_order([self._node(p.name) for p in streaming])
+        self._infer_keys(streaming, nodes)
+        self._build_units(nodes)
+        for procedure in self.app.procedures.values():
+            if not procedure.streaming:
+                self.oltp[procedure.name] = Unit(
+                    procedure.name, (procedure,), 0, procedure.name, (), (), (), frozenset(),
+                    self.access_of[procedure.name],
+                )
+
+    # ---- nodes: procedures, with nested transactions contracted
+
+    def _node(self, procedure: str) -> str:
+        return self._group_of.get(procedure, procedure)
+
+    def _members(self, node: str) -> list[Procedure]:
+        group = self.app.nested_groups.get(node)
+        names = group.members if group is not None else (node,)
+        return [self.app.procedures[name] for name in names]
+
+    def _predecessors(self, procedure: Procedure) -> list[str]:
+        return [self._producer[stream] for stream in procedure.inputs if stream in self._producer]
+
+    def _topological_order(self, nodes: list[str]) -> list[str]:
+        """Nodes with every producer before its consumers, by declaration where that leaves a choice (Kahn)."""
+        waiting: dict[str, set[str]] = {node: set() for node in nodes}
+        for node in waiting:
+            for member in self._members(node):
+                waiting[node] |= {self._node(p) for p in self._predecessors(member)} - {node}
+                if member.name in self._predecessors(member):
+                    raise DeclarationError(f"procedure {member.name} reads a stream that it emits itself: a cycle")
+        order: list[str] = []
+        while waiting:
+            ready = next((node for node, before in waiting.items() if before <= set(order)), None)
+            if ready is None:
+                raise self._cycle(waiting)
+            order.append(ready)
+            del waiting[ready]
+        return order
+
+    def _cycle(self, waiting: dict[str, set[str]]) -> DeclarationError:
+        node = next(iter(waiting))
+        path = [node]
+        while True:
+            node = next(before for before in sorted(waiting[node]) if before in waiting)
+            if node in path:
+                cycle = [*path[path.index(node) :], node][::-1]
+                break
+            path.append(node)
+        arrows = " → ".join(cycle)
+        groups = [name for name in cycle if name in self.app.nested_groups]
+        if groups:
+            return DeclarationError(
+                f"nested transaction {groups[0]} is not convex: a path leaves it and comes back ({arrows}); "
+                f"take the procedures between into it, or split it",
+                cycle=cycle,
+            )
+        return DeclarationError(f"the procedures form a cycle: {arrows}; a dataflow is acyclic", cycle=cycle)
+
+    # ---- units
+
+    def _build_units(self, nodes: list[str]) -> None:
+        ancestors: dict[str, frozenset[str]] = {}  # interior stream -> border streams behind it
+        next_rank: dict[str, int] = {}
+        names = self._dataflow_names(nodes)
+        for node in nodes:
+            members = self._in_rank_order(node)
+            inside = {stream for member in members for stream in member.outputs}
+            outside = [s for member in members for s in member.inputs if s not in inside]
+            awaited = [s for s in outside if len(members) > 1 and self._stream(s).awaited]
+            inputs = [s for s in outside if s not in awaited]
+            behind = frozenset().union(
+                *(frozenset({s}) if self._stream(s).border else ancestors.get(s, frozenset()) for s in inputs)
+            )
+            if len(members) > 1:
+                self._check_waits(node, members, inside, ancestors, behind)
+            dataflow = names[node]
+            rank = next_rank.get(dataflow, 0)
+            next_rank[dataflow] = rank + len(members)
+            unit = Unit(
+                node, tuple(members), rank, dataflow, tuple(dict.fromkeys(inputs)), tuple(dict.fromkeys(awaited)),
+                tuple(s for member in members for s in member.outputs), behind,
+                _union(access for member in members for access in self.access_of[member.name]),
+            )
+            self.units.append(unit)
+            for stream in unit.outputs:
+                ancestors[stream] = behind
+            for stream in (*unit.inputs, *unit.awaited):
+                self.consumers.setdefault(stream, []).append(unit)
+            for stream in behind:
+                self.caused_by.setdefault(stream, []).append(unit)
+
+    def _in_rank_order(self, node: str) -> list[Procedure]:
+        members = self._members(node)
+        names = {member.name for member in members}
+        order: list[Procedure] = []
+        while len(order) < len(members):
+            done = {member.name for member in order}
+            ready = next(
+                (m for m in members if m not in order and set(self._predecessors(m)) & names <= done), None
+            )
+            if ready is None:
+                raise DeclarationError(f"the procedures of nested transaction {node} form a cycle")
+            order.append(ready)
+        return order
+
+    def _check_waits(
+        self,
+        node: str,
+        members: list[Procedure],
+        inside: set[str],
+        ancestors: dict[str, frozenset[str]],
+        behind: frozenset[str],
+    ) -> None:
+        """Every member can start once the unit's first one can, awaited streams aside."""
+        first: frozenset[str] | None = None
+        within: dict[str, frozenset[str]] = {}
+        for member in members:
+            needs: frozenset[str] = frozenset()
+            for stream in member.inputs:
+                if stream in inside:
+                    needs |= within[stream]
+                elif not self._stream(stream).border:
+                    needs |= ancestors.get(stream, frozenset())
+                elif not self._stream(stream).awaited:
+                    needs |= {stream}
+            within.update(dict.fromkeys(member.outputs, needs))
+            first = needs if first is None else first
+            if needs != first:
+                late = ", ".join(sorted((needs | behind) - (needs & first)))
+                raise DeclarationError(
+                    f"nested transaction {node} would stay open, locks held, while {member.name} waits for outside input "
+                    f"({late}); give that border stream deadline_s= and default=, or take {member.name} out",
+                    nested=node,
+                )
+
+    def _dataflow_names(self, nodes: list[str]) -> dict[str, str]:
+        """Connected components, each named after its first node."""
+        names = {node: node for node in nodes}
+        users: dict[str, list[str]] = {}
+        for node in nodes:
+            for member in self._members(node):
+                for stream in (*member.inputs, *member.outputs):
+                    users.setdefault(stream, []).append(node)
+        for together in users.values():
+            merged = {names[node] for node in together}
+            name = min(merged, key=nodes.index)
+            names = {node: name if old in merged else old for node, old in names.items()}
+        return names
+
+    # ---- rules
+
+    def _stream(self, name: str) -> Stream:
+        return self.app.streams[name]
+
+    def _check_complete(self) -> None:
+        read = {stream for p in self.app.procedures.values() for stream in p.inputs}
+        for stream in self.app.streams.values():
+            if stream.border and stream.name not in read:
+                raise DeclarationError(
+                    f"border stream {stream.name} is read by no procedure: what is pushed to it would be lost",
+                    stream=stream.name,
+                )
+            if not stream.border and stream.name not in self._producer:
+                raise DeclarationError(
+                    f"stream {stream.name} has no producer; name it in some procedure's outputs, or declare it with "
+                    f"border=True if it is fed from outside",
+                    stream=stream.name,
+                )
+        for trigger in self.app.triggers:
+            if trigger.stream is not None and trigger.stream not in read | set(self._producer):
+                raise DeclarationError(f"the trigger on stream {trigger.stream} can never run: nothing uses the stream")
+
+    def _check_connected(self) -> None:
+        for group in self.app.nested_groups.values():
+            members = [self.app.procedures[name] for name in group.members]
+            for member in members:
+                if not member.streaming:
+                    raise DeclarationError(
+                        f"nested transaction {group.name}: {member.name} is an OLTP procedure; it is a transaction of its own"
+                    )
+            reached = {members[0].name}
+            while True:
+                more = {
+                    m.name
+                    for m in members
+                    for n in members
+                    if n.name in reached and (set(m.inputs) & set(n.outputs) or set(n.inputs) & set(m.outputs))
+                } - reached
+                if not more:
+                    break
+                reached |= more
+            if lost := [name for name in group.members if name not in reached]:
+                raise DeclarationError(
+                    f"nested transaction {group.name}: {', '.join(lost)} is not connected to {members[0].name} by a stream"
+                )
+
+    def _infer_keys(self, streaming: list[Procedure], nodes: list[str]) -> None:
+        """A procedure's inputs are keyed alike, and its outputs take that key."""
+        for stream in self.app.streams.values():
+            if stream.border:
+                self.keyed[stream.name] = None if stream.key is None else stream.relation.column(stream.key).type.sql
+        for node in nodes:
+            for procedure in self._in_rank_order(node):
+                kinds = {stream: self.keyed.get(stream) for stream in procedure.inputs if stream in self.keyed}
+                if len(set(kinds.values())) > 1:
+                    told = ", ".join(f"{s} by {k or 'nothing'}" for s, k in kinds.items())
+                    raise DeclarationError(
+                        f"procedure {procedure.name}: its inputs are keyed differently ({told}); batches with the same id "
+                        f"could not be matched. Key them by columns of the same type",
+                        procedure=procedure.name,
+                    )
+                kind = next(iter(kinds.values()), None)
+                self.keyed.update(dict.fromkeys(procedure.outputs, kind))
+                self._check_partitions(procedure, kind)
+
+    def _check_partitions(self, procedure: Procedure, kind: str | None) -> None:
+        for access in self.access_of[procedure.name]:
+            if not access.by_key:
+                continue
+            schema = self.app.tables[access.table]
+            column = schema.column(schema.partition_by[0])
+            if kind is None:
+                raise DeclarationError(
+                    f"procedure {procedure.name}: {access} needs a keyed input, but its streams are not keyed; "
+                    f"declare key= on the border stream",
+                    procedure=procedure.name,
+                )
+            if column.type.sql != kind:
+                raise DeclarationError(
+                    f"procedure {procedure.name}: {access} is partitioned by {column.name} {column.type}, but the stream's "
+                    f"key is {kind}: the types don't match",
+                    procedure=procedure.name,
+                )
+
+    # ---- access
+
+    def triggers_of(self, procedure: Procedure) -> list[Trigger]:
+        """The triggers that run inside this procedure's transaction."""
+        found = []
+        for trigger in self.app.triggers:
+            if trigger.window is not None:
+                if trigger.window[0] == procedure.name:
+                    found.append(trigger)
+            elif trigger.stream in procedure.outputs or self._first_reader(str(trigger.stream)) == procedure.name:
+                found.append(trigger)
+        return found
+
+    def _first_reader(self, stream: str) -> str | None:
+        """The procedure in whose transaction a border stream's tuples arrive: the first declared to read it."""
+        if not self._stream(stream).border:
+            return None
+        return next((p.name for p in self.app.procedures.values() if stream in p.inputs), None)
+
+    def _effective_access(self, procedure: Procedure) -> tuple[TableAccess, ...]:
+        """What it declared, and what its triggers touch."""
+        declared = {access.table: access for access in procedure.access}
+        for trigger in self.triggers_of(procedure):
+            for table in sorted(trigger.statement.reads | trigger.statement.writes):
+                write = table in trigger.statement.writes
+                if table not in declared:
+                    declared[table] = TableAccess(table, write=write)
+                elif write and not declared[table].write:
+                    declared[table] = TableAccess(table, write=True, by_key=declared[table].by_key)
+        return tuple(declared.values())
+
+
+def _union(accesses: object) -> tuple[TableAccess, ...]:
+    """The widest access to each table."""
+    found: dict[str, TableAccess] = {}
+    for access in accesses:  # type: ignore[attr-defined]
+        before = found.get(access.table)
+        if before is None:
+            found[access.table] = access
+        else:
+            found[access.table] = TableAccess(
+                access.table,
+                write=before.write or access.write,
+                by_key=before.by_key and access.by_key,
+                committed=before.committed and access.committed,
+            )
+    return tuple(found.values())

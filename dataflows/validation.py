@@ -1,0 +1,149 @@
+"""Mistakes in the declaration of one procedure, found at once and named. Rules of the whole graph are in ``graph``."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+from tidegate.dataflows.definitions import Procedure
+from tidegate.errors import DeclarationError
+from tidegate.streams.windows import WindowSpec
+
+if TYPE_CHECKING:
+    from tidegate.dataflows.app import App
+
+
+def unknown(where: str, kind: str, name: object, known: Iterable[str]) -> DeclarationError:
+    """The error for a name that was not declared, with the nearest one that was."""
+    names = sorted(known)
+    close = get_close_matches(str(name), names, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else f"declared so far: {', '.join(names) or 'none'}"
+    return DeclarationError(f"{where}: there is no {kind} {name!r}; {hint}", name=name)
+
+
+def check_inputs(app: App, procedure: Procedure) -> None:
+    for name in procedure.inputs:
+        if name not in app.streams:
+            raise unknown(f"procedure {procedure.name}, inputs", "stream", name, app.streams)
+    _no_repeats(procedure, "inputs", procedure.inputs)
+    if procedure.outputs and not procedure.inputs:
+        raise DeclarationError(
+            f"procedure {procedure.name} has outputs but no inputs: only a batch has an id to emit under. "
+            f"Give it an input stream, or push to a border stream instead",
+            procedure=procedure.name,
+        )
+    if procedure.windows and not procedure.inputs:
+        raise DeclarationError(f"procedure {procedure.name} has windows but no input stream", procedure=procedure.name)
+
+
+def check_outputs(app: App, procedure: Procedure) -> None:
+    _no_repeats(procedure, "outputs", procedure.outputs)
+    for name in procedure.outputs:
+        if name not in app.streams:
+            raise unknown(f"procedure {procedure.name}, outputs", "stream", name, app.streams)
+        if app.streams[name].border:
+            raise DeclarationError(
+                f"procedure {procedure.name} emits to border stream {name}, which is fed from outside; "
+                f"declare the stream without border=True",
+                procedure=procedure.name,
+                stream=name,
+            )
+        for other in app.procedures.values():
+            if name in other.outputs:
+                raise DeclarationError(
+                    f"stream {name} has two producers, {other.name} and {procedure.name}; a stream has one. "
+                    f"Give one of them a stream of its own",
+                    stream=name,
+                )
+
+
+def check_access(app: App, procedure: Procedure) -> None:
+    for access in procedure.access:
+        if not access.by_key:
+            continue
+        schema = app.tables[access.table]
+        if len(schema.partition_by) != 1:
+            how = "is not partitioned" if not schema.partition_by else "is partitioned by several columns"
+            raise DeclarationError(
+                f"procedure {procedure.name}: {access} needs a table partitioned by one column, but {access.table} {how}; "
+                f"declare it with app.table(…, partition_by='column')",
+                procedure=procedure.name,
+            )
+        if procedure.streaming and access.argument is not None:
+            raise DeclarationError(
+                f"procedure {procedure.name}: by={access.argument!r} is for OLTP procedures; a streaming procedure's "
+                f"partition is its batch's key",
+                procedure=procedure.name,
+            )
+        if not procedure.streaming and access.argument not in inspect.signature(procedure.function).parameters:
+            raise DeclarationError(
+                f"procedure {procedure.name}: {access} needs by= one of its parameters, got {access.argument!r}",
+                procedure=procedure.name,
+            )
+
+
+def check_windows(app: App, procedure: Procedure) -> None:
+    for name, spec in procedure.windows.items():
+        if not isinstance(spec, WindowSpec):
+            raise DeclarationError(
+                f"procedure {procedure.name}: window {name!r} must be tidegate.window(…), got {spec!r}",
+                procedure=procedure.name,
+            )
+        if spec.stream not in procedure.inputs:
+            raise DeclarationError(
+                f"procedure {procedure.name}: window {name} is over stream {spec.stream!r}, which is not one of its "
+                f"inputs ({', '.join(procedure.inputs)}); a window is private to the procedure that reads the stream",
+                procedure=procedure.name,
+            )
+        if name in app.tables or name in app.streams:
+            raise DeclarationError(f"procedure {procedure.name}: window name {name!r} is taken by a table or stream")
+
+
+def check_signature(app: App, procedure: Procedure) -> None:
+    """The function can be called the way the engine will call it."""
+    if inspect.iscoroutinefunction(procedure.function) or inspect.isgeneratorfunction(procedure.function):
+        raise DeclarationError(
+            f"procedure {procedure.name} must be a plain function, not async or a generator: a transaction runs to its "
+            f"end without giving way",
+            procedure=procedure.name,
+        )
+    parameters = inspect.signature(procedure.function)
+    wanted = ["txn", *procedure.inputs]
+    try:
+        if procedure.streaming:
+            parameters.bind(*wanted)
+        elif not parameters.parameters:
+            raise TypeError("it takes no arguments")
+    except TypeError as error:
+        raise DeclarationError(
+            f"procedure {procedure.name} is called as {procedure.name}({', '.join(wanted)}), but is defined as "
+            f"{procedure.name}{parameters}: {error}",
+            procedure=procedure.name,
+        ) from None
+    if procedure.on_failure not in ("halt", "dead_letter"):
+        raise DeclarationError(
+            f"procedure {procedure.name}: on_failure is 'halt' or 'dead_letter', got {procedure.on_failure!r}"
+        )
+    if not isinstance(procedure.retries, int) or procedure.retries < 0:
+        raise DeclarationError(f"procedure {procedure.name}: retries is a number from 0, got {procedure.retries!r}")
+    if procedure.deadline_s is not None and not procedure.deadline_s > 0:
+        raise DeclarationError(f"procedure {procedure.name}: deadline_s must be positive, got {procedure.deadline_s!r}")
+
+
+def check_prefetch(app: App, procedure: Procedure) -> None:
+    declared = {access.table for access in procedure.access}
+    columns = {name for stream in procedure.inputs for name in app.streams[stream].relation.index_of}
+    for table, column in procedure.prefetch.items():
+        if table not in declared:
+            raise DeclarationError(f"procedure {procedure.name}: prefetch names table {table!r}, which it does not access")
+        if len(app.tables[table].primary_key) != 1:
+            raise DeclarationError(f"procedure {procedure.name}: prefetch needs a one-column key; {table} has more")
+        if column not in columns:
+            raise DeclarationError(f"procedure {procedure.name}: prefetch column {column!r} is in none of its inputs")
+
+
+def _no_repeats(procedure: Procedure, what: str, names: tuple[str, ...]) -> None:
+    if len(set(names)) != len(names):
+        raise DeclarationError(f"procedure {procedure.name}: {what} name a stream twice: {', '.join(names)}")

@@ -1,0 +1,1 @@
+"""The S-Store voting benchmark: one vote per batch, three procedures in one nested transaction."""

@@ -1,0 +1,101 @@
+"""A singing contest: votes come in, a leaderboard is kept, and the weakest contestant leaves every 1,000 votes.
+
+    votes ──▶ vote ──▶ valid_votes ──▶ generate_leaderboard ──▶ milestones ──▶ delete_contestant ──▶ eliminated
+              └────────────────────── one nested transaction per vote ──────────────────────────┘
+
+A vote counts if its contestant is known and still in, and the phone has cast fewer than ten that still count. The
+leaderboard is each contestant's total and a trending count over the last 100 valid votes. When a contestant leaves, its
+votes go too: they no longer count against the phones that cast them.
+"""
+
+from __future__ import annotations
+
+import tidegate
+from tidegate import App, Batch, Transaction, window
+
+VOTES_PER_PHONE = 10
+TRENDING = 100
+
+
+def leaderboard(contestants: int = 25, eliminate_every: int | None = 1_000) -> App:
+    """The app, for a contest of this size; ``eliminate_every=None``: nobody leaves."""
+    app = App("leaderboard")
+    app.table("""CREATE TABLE contestants (id INTEGER PRIMARY KEY, name VARCHAR NOT NULL,
+                                           total BIGINT NOT NULL DEFAULT 0, trending BIGINT NOT NULL DEFAULT 0)""")
+    app.table("CREATE TABLE phones (phone BIGINT PRIMARY KEY, used INTEGER NOT NULL)")
+    app.table("""CREATE TABLE votes (id BIGINT PRIMARY KEY, phone BIGINT NOT NULL, contestant INTEGER NOT NULL);
+                 CREATE INDEX votes_by_contestant ON votes (contestant)""")
+    app.table("CREATE TABLE contest (id INTEGER PRIMARY KEY, valid_votes BIGINT NOT NULL)")
+
+    app.stream("votes_in", "id BIGINT NOT NULL, phone BIGINT NOT NULL, contestant INTEGER NOT NULL", border=True)
+    app.stream("valid_votes", "id BIGINT, phone BIGINT, contestant INTEGER")
+    app.stream("milestones", "valid_votes BIGINT")
+    app.stream("eliminated", "contestant INTEGER, total BIGINT, valid_votes BIGINT")
+
+    @app.procedure(writes=["contestants", "contest"])
+    def set_up(txn: Transaction) -> None:
+        txn.insert("contest", (1, 0))
+        for number in range(1, contestants + 1):
+            txn.insert("contestants", id=number, name=f"Contestant {number}")
+
+    @app.procedure(inputs="votes_in", outputs="valid_votes", reads=["contestants"], writes=["phones", "votes"])
+    def vote(txn: Transaction, votes_in: Batch) -> None:
+        for cast in votes_in:
+            if txn.get("contestants", cast.contestant) is None:
+                continue
+            phone = txn.get("phones", cast.phone)
+            if phone is None:
+                txn.insert("phones", (cast.phone, 1))
+            elif phone.used < VOTES_PER_PHONE:
+                txn.update("phones", cast.phone, used=phone.used + 1)
+            else:
+                continue
+            txn.insert("votes", cast)
+            txn.emit("valid_votes", [cast])
+
+    @app.procedure(
+        inputs="valid_votes",
+        outputs="milestones",
+        writes=["contestants", "contest"],
+        windows={"trending": window("valid_votes", count=TRENDING, slide=1)},
+    )
+    def generate_leaderboard(txn: Transaction, valid_votes: Batch) -> None:
+        trending = txn.window("trending")
+        for cast in valid_votes:
+            leader = txn.get("contestants", cast.contestant)
+            txn.update("contestants", cast.contestant, total=leader.total + 1, trending=leader.trending + 1)
+        for old in trending.expired:
+            former = txn.get("contestants", old.contestant)
+            if former is not None:
+                txn.update("contestants", old.contestant, trending=former.trending - 1)
+        before = txn.get("contest", 1).valid_votes
+        after = before + len(valid_votes)
+        txn.update("contest", 1, valid_votes=after)
+        if eliminate_every is not None and after // eliminate_every > before // eliminate_every:
+            txn.emit("milestones", valid_votes=after)
+
+    @app.procedure(inputs="milestones", outputs="eliminated", writes=["contestants", "votes", "phones"])
+    def delete_contestant(txn: Transaction, milestones: Batch) -> None:
+        standing = txn.scan("contestants")
+        if len(standing) <= 1:
+            return
+        weakest = min(standing, key=lambda contestant: (contestant.total, contestant.id))
+        for lost in txn.scan("votes", contestant=weakest.id):
+            txn.delete("votes", lost.id)
+            phone = txn.get("phones", lost.phone)
+            txn.update("phones", lost.phone, used=phone.used - 1)
+        txn.delete("contestants", weakest.id)
+        txn.emit("eliminated", contestant=weakest.id, total=weakest.total, valid_votes=milestones[0].valid_votes)
+
+    app.nested(vote, generate_leaderboard, delete_contestant, name="voting")
+    return app
+
+
+app = leaderboard()
+
+
+def start(contest: App, **settings: object) -> tidegate.Engine:
+    """An engine in memory with the contestants set up."""
+    engine = tidegate.open(contest, **settings)  # type: ignore[arg-type]
+    engine.call("set_up")
+    return engine

@@ -1,0 +1,153 @@
+"""Applying the rows of one DML statement to a view: all of them, or, when one is refused, none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from tidegate.storage.schema import Key, Row
+from tidegate.storage.versions import SecondaryIndex
+from tidegate.storage.view import Access, View, duplicate_key
+
+_ABSENT: Any = object()
+
+# (rows in conflict as (stored row, proposed row)) -> the rows to store instead, None where WHERE says to leave it
+Resolve = Callable[[View, Sequence[tuple[Row, Row]], Sequence[Any]], Sequence[Row | None]]
+
+
+class OnConflict(NamedTuple):
+    """ON CONFLICT. ``columns``: the conflict target (empty: any). ``resolve``: DO UPDATE, or None for DO NOTHING."""
+
+    columns: frozenset[str]
+    resolve: Resolve | None
+
+
+class _Undo:
+    """The write set of one table, with a way back to what it was."""
+
+    def __init__(self, view: View, table: str) -> None:
+        self._view = view
+        self._table = table
+        self._before: list[tuple[Key, Any]] = []
+
+    def put(self, key: Key, row: Row | None) -> None:
+        self._before.append((key, self._view.writes.get(self._table, {}).get(key, _ABSENT)))
+        self._view.put(self._table, key, row)
+
+    def roll_back(self) -> None:
+        written = self._view.writes.get(self._table, {})
+        for key, row in reversed(self._before):
+            if row is _ABSENT:
+                del written[key]
+            else:
+                written[key] = row
+
+
+def insert_rows(
+    view: View, access: Access, rows: Sequence[Row], conflict: OnConflict | None, values: Sequence[Any] = ()
+) -> list[Row]:
+    """Insert ``rows`` in order; returns those that were inserted or, by DO UPDATE, stored."""
+    schema = access.table.schema
+    for row in rows:
+        schema.check_required(row)
+        if access.by_key:
+            view.check_partition(access, schema.key_of(row))
+    if conflict is None:
+        _store(view, access, [(None, row) for row in rows])
+        return list(rows)
+    fresh, clashing = _split(view, access, rows, conflict)
+    resolved: Sequence[Row | None] = ()
+    if clashing and conflict.resolve is not None:
+        resolved = conflict.resolve(view, [pair for _, pair in clashing], values)
+    updates = [(place, old, new) for (place, (old, _)), new in zip(clashing, resolved, strict=False) if new is not None]
+    changes = sorted([(place, None, row) for place, row in fresh] + updates, key=lambda change: change[0])
+    _store(view, access, [(old, new) for _, old, new in changes])
+    return [new for _, _, new in changes]
+
+
+def _split(
+    view: View, access: Access, rows: Sequence[Row], conflict: OnConflict
+) -> tuple[list[tuple[int, Row]], list[tuple[int, tuple[Row, Row]]]]:
+    """Rows that meet nothing, and rows that meet a stored one; both with their place.
+
+    Of several rows in one statement that meet each other, the first wins and the others are ignored (as in DuckDB).
+    """
+    schema = access.table.schema
+    claimed: set[Any] = set()
+    fresh: list[tuple[int, Row]] = []
+    clashing: list[tuple[int, tuple[Row, Row]]] = []
+    by_key = not conflict.columns or conflict.columns == frozenset(schema.primary_key)
+    indexes = [
+        index
+        for index in access.table.indexes
+        if index.unique and (not conflict.columns or conflict.columns == frozenset(index.columns))
+    ]
+    for place, row in enumerate(rows):
+        names: list[Any] = [("", schema.key_of(row))] if by_key else []
+        names += [(i.name, i.columns, value) for i in indexes if (value := i.value_of(row)) is not None]
+        if not claimed.isdisjoint(names):
+            continue
+        claimed.update(names)
+        old = view.row_for_write(access, schema.key_of(row)) if by_key else None
+        for index in indexes:
+            if old is None:
+                old = holder(view, access, index, row)
+        if old is None:
+            fresh.append((place, row))
+        else:
+            clashing.append((place, (old, row)))
+    return fresh, clashing
+
+
+def holder(view: View, access: Access, index: SecondaryIndex, row: Row) -> Row | None:
+    """The visible row that has ``row``'s value in a unique index."""
+    value = index.value_of(row)
+    if value is None:
+        return None
+    view.database.load_all(access.table)
+    for key in view.index_keys(access, index, value if len(index.places) > 1 else (value,)):
+        other = view.row_for_write(access, key)
+        if other is not None and index.value_of(other) == value:
+            return other
+    return None
+
+
+def update_rows(view: View, access: Access, pairs: Sequence[tuple[Row, Row]]) -> None:
+    """Replace each old row by its new one; keys and unique values may move within the set."""
+    schema = access.table.schema
+    for _, new in pairs:
+        schema.check_required(new)
+        if access.by_key:
+            view.check_partition(access, schema.key_of(new))
+    _store(view, access, pairs)
+
+
+def delete_rows(view: View, access: Access, rows: Sequence[Row]) -> None:
+    for row in rows:
+        view.put(access.table.name, access.table.schema.key_of(row), None)
+
+
+def _store(view: View, access: Access, pairs: Sequence[tuple[Row | None, Row]]) -> None:
+    """Write (old, new) pairs, ``old`` None for an insert; constraints see the state after all of them."""
+    schema = access.table.schema
+    key_of = schema.key_of
+    if schema.checks:
+        view.database.check_rows(schema, [new for _, new in pairs])
+    undo = _Undo(view, schema.name)
+    unique = [index for index in access.table.indexes if index.unique]
+    try:
+        moved = [(old, new) for old, new in pairs if old is None or key_of(old) != key_of(new)]
+        for old, _ in moved:
+            if old is not None:
+                undo.put(key_of(old), None)
+        for old, new in pairs:
+            key = key_of(new)
+            if (old is None or key_of(old) != key) and view.row_for_write(access, key) is not None:
+                raise duplicate_key(schema, key)
+            undo.put(key, new)
+        for old, new in pairs if unique else ():
+            for index in unique:
+                view.check_unique(access, index, key_of(new), new, old)
+    except BaseException:
+        undo.roll_back()
+        raise

@@ -1,0 +1,349 @@
+"""Statements that address rows by key, by index or by giving them: compiled to row access, microseconds each.
+
+Every compiled statement is a function ``run(view, values) -> Rows`` that never touches DuckDB. It may raise
+:class:`~tidegate.storage.semantics.Fallback` before it has changed anything; the statement is then run by DuckDB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlglot import exp
+
+from tidegate.storage.assignments import insert_places, is_default, place_of
+from tidegate.storage.changes import delete_rows, insert_rows, update_rows
+from tidegate.storage.conflicts import compiled_conflict
+from tidegate.storage.expressions import Code, Compiler, Fold, NotCompilable, Scope, conjuncts
+from tidegate.storage.parsing import Parsed, target_table
+from tidegate.storage.rows import Rows
+from tidegate.storage.schema import Row, TableSchema
+from tidegate.storage.semantics import Fallback
+from tidegate.storage.view import View
+
+Run = Callable[[View, tuple[Any, ...]], Rows]
+Find = Callable[[View, tuple[Any, ...]], list[Row]]
+Project = Callable[[Row, tuple[Any, ...]], Any]
+
+_SELECT_PARTS = {"expressions", "from_", "where"}
+_UNSORTABLE = {"list"}
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A statement as row access. ``path``: how it finds its rows."""
+
+    run: Run
+    path: str
+
+
+class _Target:
+    """The one table of a statement, and a compiler for expressions over its rows."""
+
+    def __init__(self, parsed: Parsed, table: exp.Table, schema: TableSchema, fold: Fold) -> None:
+        self.schema = schema
+        self.scope = Scope().add(schema, table.alias_or_name, "row")
+        self.compiler = Compiler(self.scope, fold, parsed.parameters.count, parsed.draws)
+        self.compiler.namespace["new_tuple"] = tuple.__new__
+
+
+def compile_select(parsed: Parsed, row_class: Any, fold: Fold) -> Compiled:
+    tree = parsed.tree
+    if not isinstance(tree, exp.Select) or any(value for key, value in tree.args.items() if key not in _SELECT_PARTS):
+        raise NotCompilable
+    source = tree.args.get("from_")
+    table = source.this if source is not None else None
+    if not isinstance(table, exp.Table) or len(parsed.tables) != 1 or parsed.relations or _decorated(table):
+        raise NotCompilable
+    target = _Target(parsed, table, next(iter(parsed.tables.values())), fold)
+    find, path = _find(target, tree.args.get("where"))
+    if all(isinstance(e.unalias(), exp.Count) and isinstance(e.unalias().this, exp.Star) for e in tree.expressions):
+        return Compiled(_count(find, row_class, len(tree.expressions)), path)
+    project, codes = _project(target, tree.expressions, row_class)
+    if path == "primary key":
+        return Compiled(_select_one(find, project), path)
+    return Compiled(_select_many(find, project, _order_all(codes)), path)
+
+
+def _decorated(table: exp.Table) -> bool:
+    """Does the table reference carry anything but a name and an alias?"""
+    alias = table.args.get("alias")
+    extra = {key for key, value in table.args.items() if value} - {"this", "alias"}
+    return bool(extra) or not isinstance(table.this, exp.Identifier) or bool(alias and alias.args.get("columns"))
+
+
+def _select_one(find: Find, project: Project | None) -> Run:
+    if project is None:
+        return lambda view, values: Rows(find(view, values))
+    return lambda view, values: Rows([project(row, values) for row in find(view, values)])
+
+
+def _select_many(find: Find, project: Project | None, order: Callable[[Any], Any]) -> Run:
+    def run(view: View, values: tuple[Any, ...]) -> Rows:
+        rows = find(view, values)
+        return Rows(sorted(rows if project is None else [project(row, values) for row in rows], key=order))
+
+    return run
+
+
+def _count(find: Find, row_class: Any, columns: int) -> Run:
+    return lambda view, values: Rows([row_class._make([len(find(view, values))] * columns)])
+
+
+# ---- finding rows
+
+
+def _find(target: _Target, where: exp.Expression | None) -> tuple[Find, str]:
+    """How to get the rows that ``where`` selects: through the primary key, or through an index."""
+    conditions = conjuncts(where)
+    wanted = _equalities(target, conditions)
+    schema, compiler = target.schema, target.compiler
+    candidates = [("primary key", -1, schema.key_indexes)]
+    for number, index in enumerate(schema.indexes):
+        candidates.append(("index", number, tuple(schema.index_of[name] for name in index.columns)))
+    for path, number, places in candidates:
+        if set(places) <= set(wanted):
+            parts = [compiler.key_part(schema.columns[place], wanted[place][1]) for place in places]
+            used = [wanted[place][0] for place in places]
+            rest = [condition for condition in conditions if not any(condition is u for u in used)]
+            matches = compiler.function(compiler.predicate(rest)) if rest else None
+            if path == "primary key":
+                text = parts[0] if len(parts) == 1 else f"({', '.join(parts)})"
+                return _by_key(schema.name, compiler.function(text, "p"), len(parts) > 1, matches), path
+            values = compiler.function(f"({', '.join(parts)},)", "p")
+            return _by_index(schema.name, number, places, values, matches), path
+    raise NotCompilable
+
+
+def _equalities(
+    target: _Target, conditions: Sequence[exp.Expression]
+) -> dict[int, tuple[exp.Expression, exp.Expression]]:
+    """``column = something without columns`` among the conditions: column's place → (condition, something)."""
+    found: dict[int, tuple[exp.Expression, exp.Expression]] = {}
+    for condition in conditions:
+        if not isinstance(condition, exp.EQ):
+            continue
+        for column, other in ((condition.this, condition.expression), (condition.expression, condition.this)):
+            if isinstance(column, exp.Column) and not any(other.find_all(exp.Column, exp.Query)):
+                place = int(target.scope.find(column).text[4:-1])
+                found.setdefault(place, (condition, other))
+                break
+    return found
+
+
+def _by_key(table: str, key_of: Callable[[Any], Any], wide: bool, matches: Any) -> Find:
+    def find(view: View, values: tuple[Any, ...]) -> list[Row]:
+        key = key_of(values)
+        if key is None or (wide and None in key):
+            return []
+        row = view.get(table, key)
+        if row is None or (matches is not None and not matches(row, values)):
+            return []
+        return [row]
+
+    return find
+
+
+def _by_index(table: str, number: int, places: tuple[int, ...], values_of: Any, matches: Any) -> Find:
+    def find(view: View, values: tuple[Any, ...]) -> list[Row]:
+        access = view.access.get(table) or view.undeclared(table)
+        wanted = values_of(values)
+        if None in wanted:
+            return []
+        if not view.hold(access):
+            raise Fallback
+        rows = []
+        for key in view.index_keys(access, access.table.indexes[number], wanted):
+            row = view.row(access, key)
+            if (
+                row is not None
+                and all(row[place] == value for place, value in zip(places, wanted, strict=True))
+                and (matches is None or matches(row, values))
+            ):
+                rows.append(row)
+        rows.sort(key=access.table.schema.key_of)
+        return rows
+
+    return find
+
+
+# ---- projecting
+
+
+def _project(target: _Target, nodes: Sequence[exp.Expression], row_class: Any) -> tuple[Project | None, list[Code]]:
+    """The function that makes a result row (None: the stored row is the result), and its columns' codes."""
+    codes: list[Code] = []
+    for node in nodes:
+        codes += _columns(target, node)
+    if [code.text for code in codes] == [f"row[{i}]" for i in range(len(target.schema.columns))] and (
+        row_class._fields == target.schema.row._fields
+    ):
+        return None, codes
+    target.compiler.namespace["Result"] = row_class
+    text = "".join(f"{code.text}, " for code in codes)
+    return target.compiler.function(f"new_tuple(Result, ({text}))"), codes
+
+
+def _columns(target: _Target, node: exp.Expression) -> list[Code]:
+    star = node.this if isinstance(node, exp.Column) else node
+    if isinstance(star, exp.Star):
+        if any(star.args.values()):
+            raise NotCompilable
+        qualifier = node.table if isinstance(node, exp.Column) else ""
+        return [
+            target.scope.find(exp.column(exp.to_identifier(column.name), table=qualifier or None))
+            for column in target.schema.columns
+        ]
+    code = target.compiler.value(node)
+    if code.family == "param":
+        raise NotCompilable
+    return [code]
+
+
+def _order_all(codes: Sequence[Code]) -> Callable[[Any], Any]:
+    """Sort key of ORDER BY ALL: column by column, NULL last, NaN above every number."""
+    parts = []
+    for place, code in enumerate(codes):
+        if code.family in _UNSORTABLE:
+            raise NotCompilable
+        nan = f"r[{place}] != r[{place}], " if code.family in {"float", "single"} else ""
+        parts.append(f"r[{place}] is None, {nan}r[{place}]")
+    order: Callable[[Any], Any] = eval(f"lambda r: ({', '.join(parts)},)")  # noqa: S307
+    return order
+
+
+# ---- changing
+
+
+def compile_update(parsed: Parsed, returning: Any, fold: Fold) -> Compiled:
+    tree = parsed.tree
+    target = _change_target(parsed, fold, {"this", "expressions", "where", "returning"})
+    schema, compiler = target.schema, target.compiler
+    texts = [f"row[{place}]" for place in range(len(schema.columns))]
+    for node in tree.expressions:
+        place = _assigned_place(schema, node)
+        if place in schema.key_indexes:
+            raise NotCompilable
+        texts[place] = _assigned_value(target, node.expression, place)
+    compiler.namespace["Stored"] = schema.row
+    renew = compiler.function(f"new_tuple(Stored, ({', '.join(texts)},))", "row, p, view")
+    find, path = _find(target, tree.args.get("where"))
+    project = _returning(target, tree, returning)
+    name, key_of = schema.name, schema.key_of
+
+    def run(view: View, values: tuple[Any, ...]) -> Rows:
+        access = view.writable(name)
+        olds = find(view, values)
+        if len(olds) == 1:
+            old = olds[0]
+            new = renew(old, values, view)
+            view.put_checked(access, key_of(old), new, old)
+            return Rows((), 1) if project is None else Rows((project(new, values),))
+        news = [renew(old, values, view) for old in olds]
+        update_rows(view, access, list(zip(olds, news, strict=True)))
+        return _affected(news, project, values)
+
+    return Compiled(run, path)
+
+
+def compile_delete(parsed: Parsed, returning: Any, fold: Fold) -> Compiled:
+    target = _change_target(parsed, fold, {"this", "where", "returning"})
+    find, path = _find(target, parsed.tree.args.get("where"))
+    project = _returning(target, parsed.tree, returning)
+    name = target.schema.name
+
+    def run(view: View, values: tuple[Any, ...]) -> Rows:
+        access = view.writable(name)
+        rows = find(view, values)
+        result = _affected(rows, project, values)
+        delete_rows(view, access, rows)
+        return result
+
+    return Compiled(run, path)
+
+
+def _change_target(parsed: Parsed, fold: Fold, parts: set[str]) -> _Target:
+    table = target_table(parsed.tree)
+    if parsed.target is None or parsed.tables or parsed.relations or _decorated(table):
+        raise NotCompilable
+    if any(value for key, value in parsed.tree.args.items() if key not in parts):
+        raise NotCompilable
+    return _Target(parsed, table, parsed.target, fold)
+
+
+def _affected(rows: Sequence[Row], project: Project | None, values: tuple[Any, ...]) -> Rows:
+    if project is None:
+        return Rows((), len(rows))
+    return Rows([project(row, values) for row in rows])
+
+
+def _returning(target: _Target, tree: exp.Expression, row_class: Any) -> Project | None:
+    clause = tree.args.get("returning")
+    if clause is None:
+        return None
+    project, _ = _project(target, clause.expressions, row_class)
+    return project or (lambda row, values: row)
+
+
+def _assigned_place(schema: TableSchema, node: exp.Expression) -> int:
+    """The column that ``name = value`` in SET assigns to."""
+    if not isinstance(node, exp.EQ) or not isinstance(node.this, exp.Column):
+        raise NotCompilable
+    return place_of(schema, node.this.name)
+
+
+def _assigned_value(target: _Target, node: exp.Expression, place: int) -> str:
+    column = target.schema.columns[place]
+    if is_default(node):
+        return f"view.default({target.compiler.constant(column)})" if column.default is not None else "None"
+    return target.compiler.assigned(node, column, target.schema)
+
+
+# ---- inserting
+
+
+def compile_insert(parsed: Parsed, returning: Any, fold: Fold) -> Compiled:
+    """INSERT … VALUES; ``conflict`` may be ON CONFLICT with expressions that compile."""
+    tree = parsed.tree
+    source = tree.args.get("expression")
+    if not isinstance(source, exp.Values) or tree.args.get("with_") or tree.args.get("by_name") or parsed.target is None:
+        raise NotCompilable
+    target = _Target(parsed, target_table(tree), parsed.target, fold)
+    make = _values_rows(target, tree, source)
+    conflict = compiled_conflict(parsed, fold)
+    project = _returning(target, tree, returning)
+    name = target.schema.name
+
+    def run(view: View, values: tuple[Any, ...]) -> Rows:
+        access = view.writable(name)
+        return _affected(insert_rows(view, access, make(values, view), conflict, values), project, values)
+
+    if conflict is None and len(source.expressions) == 1:
+        return Compiled(_insert_one(name, make, project), "values")
+    return Compiled(run, "values")
+
+
+def _insert_one(name: str, make: Any, project: Project | None) -> Run:
+    def run(view: View, values: tuple[Any, ...]) -> Rows:
+        row = view.insert_stored(view.writable(name), make(values, view)[0])
+        return Rows((), 1) if project is None else Rows((project(row, values),))
+
+    return run
+
+
+def _values_rows(target: _Target, tree: exp.Expression, source: exp.Values) -> Any:
+    """The function that makes all rows of VALUES from the parameters, as stored rows."""
+    schema, compiler = target.schema, target.compiler
+    compiler.scope = Scope()
+    places = insert_places(tree, schema)
+    rows = []
+    for item in source.expressions:
+        given = dict(zip(places, item.expressions if isinstance(item, exp.Tuple) else [item], strict=True))
+        default = exp.Var(this="DEFAULT")
+        texts = [_assigned_value(target, given.get(i, default), i) for i in range(len(schema.columns))]
+        rows.append(f"new_tuple(Stored, ({', '.join(texts)},))")
+    compiler.namespace["Stored"] = schema.row
+    make = compiler.function(f"({', '.join(rows)},)", "p, view")
+    compiler.scope = target.scope
+    return make

@@ -1,0 +1,191 @@
+"""Queries that DuckDB answers, over the tables as one execution sees them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+from sqlglot import exp
+
+from tidegate.errors import StatementError
+from tidegate.storage.base import META, tupled
+from tidegate.storage.ddl import Scratch, quote
+from tidegate.storage.determinism import stabilize
+from tidegate.storage.overlay import Session, relation_source, table_source
+from tidegate.storage.parameters import to_duckdb
+from tidegate.storage.schema import Relation, Row, TableSchema
+from tidegate.storage.view import Access, View
+
+Extra = Mapping[str, tuple[Relation, Sequence[Row]]]
+
+_TABLE_FUNCTIONS = {"range", "generate_series", "unnest", "repeat", "json_each", "json_tree"}
+_REFUSED = {
+    "getenv", "current_setting", "getvariable", "nextval", "currval", "setval", "setseed", "txid_current",
+    "current_transaction_id", "current_query", "current_query_id", "current_connection_id", "write_log", "sleep_ms",
+    "uuidv7", "current_user", "session_user", "user", "version", "in_search_path", "current_schemas", "stats",
+    "vector_type", "current_database", "current_schema", "now", "today", "random", "uuid", "gen_random_uuid", "uuidv4",
+    "get_current_timestamp", "transaction_timestamp", "get_current_time", "current_date", "current_localtimestamp",
+    "current_localtime", "read_text", "read_blob", "pg_typeof_oid", "query", "query_table", "last_profiling_output",
+}  # fmt: skip
+
+
+class Query:
+    """A SELECT over named relations, made deterministic, bound once and run many times."""
+
+    def __init__(
+        self,
+        tree: exp.Expression,
+        tables: Mapping[str, TableSchema],
+        relations: Mapping[str, Relation],
+        scratch: Scratch,
+        sql: str,
+    ) -> None:
+        self.sql = sql
+        self.tables = dict(tables)
+        self.relations = dict(relations)
+        self._scratch = scratch.connection
+        tree = stabilize(tree.copy(), self._families(tree), self._width)
+        self._places = sorted({int(str(node.this)[1:]) for node in tree.find_all(exp.Placeholder)})
+        clause = tree.args.get("with_")
+        self._ctes = [entry.sql("duckdb") for entry in clause.expressions] if clause is not None else []
+        self._with = "WITH RECURSIVE " if clause is not None and clause.args.get("recursive") else "WITH "
+        tree.set("with_", None)
+        self._body = tree.sql("duckdb")
+        self._bind()
+
+    # ---- declaring
+
+    def _families(self, tree: exp.Expression) -> dict[str, set[str]]:
+        """Type families by column name; a name that is also an alias somewhere may be anything."""
+        found: dict[str, set[str]] = {}
+        for relation in [*self.tables.values(), *self.relations.values()]:
+            for column in relation.columns:
+                found.setdefault(column.name.lower(), set()).add(column.type.family)
+        for node in tree.find_all(exp.Alias, exp.TableAlias):
+            names = [node.alias] if isinstance(node, exp.Alias) else [c.name for c in node.args.get("columns") or []]
+            for name in names:
+                found.setdefault(name.lower(), set()).add("?")
+        return found
+
+    def _width(self, query: exp.Expression) -> int | None:
+        bare = query.copy()
+        for node in list(bare.find_all(exp.Placeholder)):
+            node.replace(exp.Null())
+        try:
+            described = self._scratch.execute(f"{self._empty_tables()}SELECT * FROM ({bare.sql('duckdb')}) LIMIT 0")
+            return len(described.description)
+        except duckdb.Error:
+            stars = any(e.find(exp.Star, exp.Columns, exp.Unnest) for e in query.expressions)
+            return None if stars else len(query.expressions) or None
+
+    def _empty_tables(self) -> str:
+        entries = []
+        for relation in [*self.tables.values(), *self.relations.values()]:
+            nulls = ", ".join(f"CAST(NULL AS {c.type.sql}) AS {quote(c.name)}" for c in relation.columns)
+            entries.append(f"{quote('tg:' + relation.name)} AS (SELECT {nulls} LIMIT 0)")
+        return f"WITH {', '.join(entries)} " if entries else ""
+
+    def _bind(self) -> None:
+        """Have DuckDB bind the text that will run, and refuse functions that would make it unrepeatable."""
+        empty = self._empty_tables().removeprefix("WITH ").rstrip()
+        entries = [*([empty] if empty else []), *self._ctes]
+        text = (f"{self._with}{', '.join(entries)} " if entries else "") + self._body
+        try:
+            self._scratch.execute(f"PREPARE tidegate_query AS {text}")
+            self._scratch.execute("DEALLOCATE tidegate_query")
+            found = self._scratch.execute("SELECT json_serialize_sql($1)", [text]).fetchone()
+        except duckdb.Error as error:
+            raise self.failed(error) from None
+        assert found is not None
+        for node in _walk(json.loads(found[0])):
+            self._refuse(node)
+
+    def _refuse(self, node: dict[str, Any]) -> None:
+        name = str(node.get("function_name", "")).lower()
+        if node.get("type") == "TABLE_FUNCTION":
+            called = str(node["function"].get("function_name", "")).lower()
+            if called not in _TABLE_FUNCTIONS:
+                raise StatementError(
+                    f"{called}() can't be read from in a procedure, only tables, streams and windows; "
+                    f"bring other data in through a stream\n  {self.sql}",
+                    sql=self.sql,
+                )
+        elif node.get("class") == "FUNCTION" and (
+            name in _REFUSED or (name == "age" and len(node.get("arguments") or node.get("children") or []) == 1)
+        ):
+            raise StatementError(
+                f"{name}() can't be used in a procedure: its answer would differ when the batch is replayed; "
+                f"pass the value as a parameter\n  {self.sql}",
+                sql=self.sql,
+            )
+
+    # ---- running
+
+    def rows(self, view: View, values: Sequence[Any], extra: Extra = {}) -> list[tuple[Any, ...]]:  # noqa: B006
+        """The answer as plain tuples."""
+        found = self._run(view, values, extra, lambda cursor: (cursor.description, cursor.fetchall()))
+        description, rows = found
+        lists = [i for i, column in enumerate(description or ()) if str(column[1]).endswith("]")]
+        if lists:
+            rows = [tuple(tupled(v) if i in lists else v for i, v in enumerate(row)) for row in rows]
+        return rows  # type: ignore[no-any-return]
+
+    def arrow(self, view: View, values: Sequence[Any], names: Sequence[str]) -> pa.Table:
+        """The answer as an Arrow table."""
+        table = self._run(view, values, {}, lambda cursor: cursor.to_arrow_table())
+        return table.rename_columns(list(names))
+
+    def _run(self, view: View, values: Sequence[Any], extra: Extra, fetch: Any) -> Any:
+        database = view.database
+        session = database.session()
+        try:
+            if not database.concurrent:
+                text, given = self._text(view, session, values, extra)
+                return fetch(session.cursor.execute(text, given))
+            with database.base.gate:
+                text, given = self._text(view, session, values, extra)
+                session.cursor.execute("BEGIN TRANSACTION READ ONLY")
+                session.cursor.execute(f"SELECT count(*) FROM {META}").fetchall()
+            try:
+                return fetch(session.cursor.execute(text, given))
+            finally:
+                session.cursor.execute("ROLLBACK")
+        except duckdb.Error as error:
+            raise self.failed(error) from None
+        except (pa.ArrowInvalid, OverflowError, ValueError) as error:
+            raise StatementError(f"{error}\n  {self.sql}", sql=self.sql) from None
+
+    def _text(
+        self, view: View, session: Session, values: Sequence[Any], extra: Extra
+    ) -> tuple[str, dict[str, Any]]:
+        given = {f"p{place}": to_duckdb(values[place]) for place in self._places}
+        entries = []
+        for number, name in enumerate(self.tables):
+            access = view.access.get(name) or view.undeclared(name)
+            source, partition = table_source(view, session, access, f"k{number}")
+            given.update({f"k{number}_{i}": value for i, value in enumerate(partition)})
+            entries.append(f"{quote('tg:' + name)} AS NOT MATERIALIZED ({source})")
+        for name, declared in self.relations.items():
+            relation, rows = extra.get(name) or view.relations.get(name) or (declared, ())
+            entries.append(f"{quote('tg:' + name)} AS NOT MATERIALIZED ({relation_source(session, relation, rows)})")
+        entries += self._ctes
+        return (f"{self._with}{', '.join(entries)} " if entries else "") + self._body, given
+
+    def failed(self, error: duckdb.Error) -> StatementError:
+        return StatementError(f"{str(error).strip().splitlines()[0]}\n  {self.sql}", sql=self.sql)
+
+
+def _walk(node: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(node, dict):
+        yield node
+        for value in node.values():
+            yield from _walk(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from _walk(value)
+
+
+__all__ = ["Access", "Extra", "Query"]

@@ -1,0 +1,1 @@
+"""Streams: batches and windows. Knows tables' schemas, nothing of transactions."""

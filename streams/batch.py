@@ -1,0 +1,68 @@
+"""Atomic batches: what travels on a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tidegate.storage.schema import Relation, Row
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class Batch:
+    """Rows of one stream that are processed as one, under one batch-id (and one key on a keyed stream).
+
+    Iterating gives the rows as named tuples. Immutable: every consumer sees the same rows.
+    """
+
+    __slots__ = ("id", "key", "relation", "rows")
+
+    def __init__(self, relation: Relation, batch_id: int, rows: Sequence[Row], key: Any = None) -> None:
+        self.relation = relation
+        self.id = batch_id
+        self.rows = rows
+        self.key = key
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, place: int) -> Any:
+        return self.rows[place]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Batch):
+            return NotImplemented
+        return (self.relation.name, self.id, self.key, list(self.rows)) == (
+            other.relation.name,
+            other.id,
+            other.key,
+            list(other.rows),
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.relation.name, self.id, self.key))
+
+    def __repr__(self) -> str:
+        key = "" if self.key is None else f" key={self.key!r}"
+        return f"<Batch {self.relation.name} id={self.id}{key} {len(self.rows)} rows>"
+
+    @property
+    def stream(self) -> str:
+        return self.relation.name
+
+    def column(self, name: str) -> list[Any]:
+        """The values of one column."""
+        self.relation.column(name)
+        place = self.relation.index_of[name]
+        return [row[place] for row in self.rows]
+
+    def to_arrow(self) -> pa.Table:
+        """The rows as an Arrow table."""
+        from tidegate.storage.base import arrow_table
+
+        return arrow_table(self.relation, self.rows)

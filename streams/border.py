@@ -1,0 +1,114 @@
+"""Border streams: accepting each batch once, in ascending order of batch-ids."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tidegate.errors import BatchError, DataError
+from tidegate.storage.schema import Relation, Row
+from tidegate.streams.batch import Batch
+
+REMEMBERED = 10_000  # batch-ids per key whose payload can still be compared
+
+
+class Sequence:
+    """The batch-ids accepted on one border stream for one key."""
+
+    __slots__ = ("digests", "last")
+
+    def __init__(self) -> None:
+        self.last: int | None = None
+        self.digests: dict[int, str] = {}
+
+
+class Border:
+    """The door of one border stream: checks rows, splits by key, numbers batches, recognises repeats."""
+
+    def __init__(self, relation: Relation, key: str | None) -> None:
+        self.relation = relation
+        self.name = relation.name
+        self.key = key
+        self._key_place = None if key is None else relation.index_of[key]
+        self.sequences: dict[Any, Sequence] = {}
+
+    def check_rows(self, rows: Any) -> list[Row]:
+        """The rows as stored, every value checked. Nothing is accepted yet."""
+        if isinstance(rows, (str, Mapping)) or not isinstance(rows, Iterable):
+            raise DataError(
+                f"push({self.name!r}, rows) takes a list of rows, got {type(rows).__name__}; wrap a single row in a list",
+                relation=self.name,
+                value=rows,
+            )
+        relation = self.relation
+        checked = [relation.conform(row) for row in rows]
+        if relation.required:
+            for row in checked:
+                relation.check_required(row)
+        return checked
+
+    def split(self, rows: list[Row]) -> dict[Any, list[Row]]:
+        """One list of rows per key value, in order of first appearance; ``{None: rows}`` on a stream without key."""
+        place = self._key_place
+        if place is None:
+            return {None: rows} if rows else {}
+        parts: dict[Any, list[Row]] = {}
+        for row in rows:
+            if row[place] is None:
+                raise DataError(
+                    f"{self.name}.{self.key} is the stream's key and can't be NULL, in row {tuple(row)!r}",
+                    relation=self.name, column=self.key,
+                )
+            parts.setdefault(row[place], []).append(row)
+        return parts
+
+    def check_ids(self, parts: dict[Any, list[Row]], batch_id: int) -> dict[Any, list[Row]]:
+        """The parts not accepted before under this id; raises, with nothing accepted, when one can't be."""
+        if type(batch_id) is not int:
+            raise BatchError(
+                f"batch-id on {self.name} must be a whole number, got {batch_id!r}", stream=self.name, batch_id=batch_id
+            )
+        return {key: rows for key, rows in parts.items() if not self._seen(key, rows, batch_id)}
+
+    def accept(self, key: Any, rows: list[Row], batch_id: int | None = None) -> Batch:
+        """The batch, numbered after the last one or with the (checked) id given."""
+        sequence = self.sequences.get(key)
+        if sequence is None:
+            sequence = self.sequences[key] = Sequence()
+        if batch_id is None:
+            batch_id = 1 if sequence.last is None else sequence.last + 1
+        else:
+            sequence.digests[batch_id] = digest(rows)
+            if len(sequence.digests) > REMEMBERED:
+                del sequence.digests[next(iter(sequence.digests))]
+        sequence.last = batch_id
+        return Batch(self.relation, batch_id, rows, key)
+
+    def _seen(self, key: Any, rows: list[Row], batch_id: int) -> bool:
+        """Was exactly this batch accepted before? An id that can't be accepted any more raises."""
+        sequence = self.sequences.get(key)
+        if sequence is None or sequence.last is None or batch_id > sequence.last:
+            return False
+        known = sequence.digests.get(batch_id)
+        where = self.name if key is None else f"{self.name} (key {key!r})"
+        facts = {"stream": self.name, "batch_id": batch_id, "last_id": sequence.last}
+        if known is None:
+            raise BatchError(
+                f"batch {batch_id} on {where} comes too late: ids ascend and {sequence.last} was accepted already. "
+                f"It was never accepted under an id of its own; push it with a larger id",
+                **facts,
+            )
+        if known != digest(rows):
+            raise BatchError(
+                f"batch {batch_id} on {where} was accepted before with other rows; a batch-id names one payload for good. "
+                f"Use a new id for new rows",
+                **facts,
+            )
+        return True
+
+
+def digest(rows: list[Row]) -> str:
+    """A fingerprint of a payload: equal for equal rows, in any run."""
+    plain = [tuple(row) for row in rows]
+    return hashlib.blake2b(repr(plain).encode(), digest_size=12).hexdigest()

@@ -1,0 +1,27 @@
+"""Where time comes from. The engine asks its clock once per batch; procedures see that instant as ``txn.now``."""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    def now(self) -> dt.datetime:
+        """The time of day, naive UTC: recorded with a batch when it is accepted."""
+        ...
+
+    def monotonic(self) -> float:
+        """Seconds that only go forward: for deadlines and durations."""
+        ...
+
+
+class SystemClock:
+    """The machine's clock."""
+
+    def now(self) -> dt.datetime:
+        return dt.datetime.now(dt.UTC).replace(tzinfo=None)
+
+    def monotonic(self) -> float:
+        return time.monotonic()

@@ -1,0 +1,37 @@
+"""Settings of one engine: few, frozen, passed in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tidegate.errors import TidegateError
+
+
+@dataclass(frozen=True)
+class Config:
+    """How an engine runs an app. The results do not depend on any of it.
+
+    ``executor``: ``"serial"`` runs executions inline, in position order, inside ``push`` and ``call``; ``"threads"`` runs
+    them on ``workers`` threads; ``"manual"`` runs them only in ``engine.step()`` and ``engine.run_until_idle()``.
+    ``locking``: ``"low_water_mark"``, or ``"two_phase"`` for comparison.
+    ``capacity``: executions that may be unfinished before ``push`` waits or raises ``Overloaded``.
+    ``merge_rows``: fold committed changes into the DuckDB base when this many rows have changed.
+    ``cached_rows``: rows of one table kept in memory; a table that fits is held whole.
+    """
+
+    executor: Literal["serial", "threads", "manual"] = "serial"
+    workers: int = 4
+    locking: Literal["low_water_mark", "two_phase"] = "low_water_mark"
+    capacity: int = 10_000
+    merge_rows: int = 100_000
+    cached_rows: int = 2_000_000
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("executor", ("serial", "threads", "manual")), ("locking", ("low_water_mark", "two_phase"))):
+            if getattr(self, name) not in allowed:
+                raise TidegateError(f"config {name}={getattr(self, name)!r}: use one of {', '.join(allowed)}")
+        for name in ("workers", "capacity", "merge_rows", "cached_rows"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise TidegateError(f"config {name} must be a positive whole number, got {value!r}")

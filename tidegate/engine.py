@@ -1,0 +1,374 @@
+"""The engine: an app at work. Everything with an effect outside a transaction starts here."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from itertools import islice
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tidegate.clock import Clock, SystemClock
+from tidegate.config import Config
+from tidegate.dataflows.app import App
+from tidegate.dataflows.validation import unknown
+from tidegate.errors import (
+    BatchError,
+    DataError,
+    EngineClosed,
+    Overloaded,
+    TidegateError,
+)
+from tidegate.journal import Journal
+from tidegate.result import Result
+from tidegate.state import restore, saved_state
+from tidegate.storage.database import Database
+from tidegate.streams.batch import Batch
+from tidegate.streams.border import Border
+from tidegate.subscription import Subscription
+from tidegate.txn.executors import Executor, SerialExecutor, ThreadExecutor
+from tidegate.txn.locks import LowWaterMarks, TwoPhaseLocks
+from tidegate.txn.runtime import Runtime
+from tidegate.txn.scheduler import Scheduler
+from tidegate.txn.ticket import Ticket
+from tidegate.views import Merge, query
+
+FEED_AHEAD = 1_000  # rows read ahead by feed(), whose keys are fetched together
+
+
+def open(
+    app: App,
+    path: str | Path | None = None,
+    *,
+    config: Config | None = None,
+    clock: Clock | None = None,
+    **settings: Any,
+) -> Engine:
+    """Run ``app``: in memory, or in the directory ``path``. Settings are the fields of :class:`Config`.
+
+    >>> app = App("hello")
+    >>> _ = app.table("CREATE TABLE greeted (name VARCHAR PRIMARY KEY)")
+    >>> _ = app.stream("people", "name VARCHAR", border=True)
+    >>> @app.procedure(inputs="people", writes=["greeted"])
+    ... def greet(txn, people):
+    ...     for person in people:
+    ...         txn.upsert("greeted", person)
+    >>> with open(app) as engine:
+    ...     _ = engine.push("people", [("Ada",), ("Alan",)])
+    ...     engine.query("SELECT count(*) FROM greeted").scalar()
+    2
+    """
+    return Engine(app, path, config if config is not None else Config(**settings), clock or SystemClock())
+
+
+class Engine:
+    """One app at work. Use :func:`tidegate.open`; close it, or use it in a ``with`` block."""
+
+    def __init__(self, app: App, path: str | Path | None, config: Config, clock: Clock) -> None:
+        self.app = app
+        self.config = config
+        self.clock = clock
+        self.graph = app.graph()
+        directory = None if path is None else Path(path)
+        if directory is not None:
+            directory.mkdir(parents=True, exist_ok=True)
+        self.database = Database(
+            app.tables.values(), directory / "base.duckdb" if directory else None, config.cached_rows
+        )
+        self.database.concurrent = config.executor == "threads"
+        self.runtime = Runtime(app, self.graph, self.database)
+        locks = LowWaterMarks() if config.locking == "low_water_mark" else TwoPhaseLocks()
+        self.scheduler = Scheduler(self.graph, locks)
+        self.journal = Journal()
+        self.borders = {s.name: Border(s.relation, s.key) for s in app.streams.values() if s.border}
+        self.merges: list[Merge] = []
+        self.sequence = 0
+        self._closed = False
+        self._merging = threading.Lock()
+        self._ahead = self._prefetch_plan()
+        self.executor = self._make_executor()
+        self.lock = self.executor.lock
+        restore(self, self.database.base.read_meta())
+
+    def _make_executor(self) -> Executor:
+        parts = (self.runtime, self.scheduler, self.journal, self.clock)
+        if self.config.executor == "threads":
+            return ThreadExecutor(*parts, workers=self.config.workers, tick=self.tick)
+        return SerialExecutor(*parts) if self.config.executor == "serial" else Executor(*parts)
+
+    # ---- work in
+
+    def push(
+        self, stream: str, rows: Iterable[Any], batch_id: int | None = None, *, timeout_s: float | None = None
+    ) -> Ticket:
+        """Push rows to a border stream as one atomic batch (one per key value on a keyed stream).
+
+        ``batch_id``: ids ascend per stream (per key); without one the engine numbers. Pushing the same id with the same
+        rows again changes nothing and says so (``ticket.duplicate``).
+        With the serial executor the work is done when push returns, unless it waits for something. With threads, push
+        waits up to ``timeout_s`` seconds for room in the queues (None: as long as it takes), then raises Overloaded.
+        """
+        border = self.borders.get(stream) or self._no_border(stream)
+        parts = border.split(border.check_rows(rows))
+        with self.lock:
+            self._work_begins()
+            ticket = Ticket(self.executor.wait)
+            if batch_id is not None:
+                fresh = border.check_ids(parts, batch_id)
+                ticket.duplicate = bool(parts) and not fresh
+                parts = fresh
+                self._check_awaited(border, parts, batch_id)
+            self._make_room(stream, timeout_s)
+            for key, part in parts.items():
+                batch = border.accept(key, part, batch_id)
+                ticket.batch_ids.append(batch.id)
+                self.enter(batch, ticket)
+            if not ticket.pending and not ticket.done:
+                ticket.finish()
+        return ticket
+
+    def enter(self, batch: Batch, ticket: Ticket) -> None:
+        """An accepted border batch takes its place in the order. The caller holds the lock."""
+        self.sequence += 1
+        self.executor.submit(self.sequence, batch, self.clock.now(), ticket)
+        self._merge_if_due()
+
+    def feed(self, stream: str, rows: Iterable[Any], *, size: int = 1) -> int:
+        """Push many rows, ``size`` to a batch, without a ticket for each; returns the number of batches.
+
+        The fast way in: same checks, same order, same transactions as :meth:`push`. Keys that procedures declared in
+        ``prefetch`` are fetched for many batches at a time. A row that is refused raises after the rows before it are in;
+        the error's ``fed`` says how many those are.
+        """
+        border = self.borders.get(stream) or self._no_border(stream)
+        source = iter(rows)
+        fed = batches = 0
+        while chunk := list(islice(source, max(FEED_AHEAD // size, 1) * size)):
+            try:
+                checked = border.check_rows(chunk)
+            except DataError as error:
+                good = self._leading_good(border, chunk)
+                self._feed_chunk(border, good, size)
+                error.fed = fed + len(good)  # type: ignore[attr-defined]
+                raise
+            batches += self._feed_chunk(border, checked, size)
+            fed += len(chunk)
+        return batches
+
+    def _feed_chunk(self, border: Border, rows: list[Any], size: int) -> int:
+        for table, place in self._ahead.get(border.name, ()):
+            self.database.prefetch(table, {row[place] for row in rows})
+        count = 0
+        with self.lock:
+            self._work_begins()
+            inline = self.executor.inline_plan(border.name)
+            for start in range(0, len(rows), size):
+                for key, part in border.split(rows[start : start + size]).items():
+                    count += 1
+                    if inline is not None and self.scheduler.idle:
+                        self.sequence += 1
+                        self.executor.run_inline(inline, self.sequence, border.accept(key, part), self.clock.now(), None)
+                    else:
+                        self._make_room(border.name, None)
+                        self.enter(border.accept(key, part), Ticket(self.executor.wait))
+            self._merge_if_due()
+        return count
+
+    @staticmethod
+    def _leading_good(border: Border, chunk: list[Any]) -> list[Any]:
+        good: list[Any] = []
+        for row in chunk:
+            try:
+                good.extend(border.check_rows([row]))
+            except DataError:
+                break
+        return good
+
+    def call(self, procedure: str | Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        """Call an OLTP procedure and return what it returns; raises what undid it."""
+        return self.submit(procedure, *arguments, **named).result()
+
+    def submit(self, procedure: str | Callable[..., Any], *arguments: Any, **named: Any) -> Ticket:
+        """Call an OLTP procedure without waiting for it."""
+        name = procedure if isinstance(procedure, str) else procedure.__name__
+        unit = self.graph.oltp.get(name)
+        if unit is None:
+            if name in self.app.procedures:
+                raise TidegateError(
+                    f"{name} is a streaming procedure: it is started by batches on "
+                    f"{', '.join(self.app.procedures[name].inputs)}; push there instead",
+                    procedure=name,
+                )
+            raise unknown("call", "procedure", name, self.graph.oltp)
+        program = self.runtime.units[name]
+        bound, partitions = program.members[0].bind_call(arguments, named)
+        with self.lock:
+            self._work_begins()
+            self._make_room(name, None)
+            ticket = Ticket(self.executor.wait)
+            self.sequence += 1
+            self.executor.submit_call(self.sequence, program, bound, partitions, self.clock.now(), ticket)
+            self._merge_if_due()
+        return ticket
+
+    def _no_border(self, stream: str) -> Border:
+        if stream in self.app.streams:
+            raise TidegateError(
+                f"{stream} is an interior stream, fed by its procedure; push to a border stream: "
+                f"{', '.join(sorted(self.borders)) or 'there is none'}",
+                stream=stream,
+            )
+        raise unknown("push", "border stream", stream, self.borders)
+
+    def _work_begins(self) -> None:
+        if self._closed:
+            raise EngineClosed("the engine is closed; open the app again to go on")
+        if self.scheduler.live:
+            self.tick()
+
+    def _check_awaited(self, border: Border, keys: Iterable[Any], batch_id: int) -> None:
+        if not self.app.streams[border.name].awaited:
+            return
+        for key in keys:
+            execution = self.scheduler.awaiting(border.name, key)
+            if execution is not None and execution.batch_id is not None and batch_id > execution.batch_id:
+                raise BatchError(
+                    f"batch {batch_id} on {border.name} would overtake batch {execution.batch_id}, which {execution} is "
+                    f"waiting for; answer that one first",
+                    stream=border.name, batch_id=batch_id, last_id=execution.batch_id,
+                )
+
+    def _make_room(self, name: str, timeout_s: float | None) -> None:
+        """Back-pressure: wait for the queues to drain (threads), or refuse."""
+        capacity = self.config.capacity
+
+        def room() -> bool:
+            return len(self.scheduler.live) + len(self.scheduler.parked) < capacity
+
+        if room():
+            return
+        if self.config.executor == "threads" and timeout_s != 0:
+            self.executor.ended.wait_for(lambda: room() or self._closed, timeout_s)
+        if not room():
+            raise Overloaded(
+                f"{capacity} executions are unfinished, so {name} takes no more for now; see tidegate.executions for what "
+                f"they wait for, then push again (the setting is Config.capacity)",
+                stream=name, capacity=capacity,
+            )
+
+    # ---- running
+
+    def step(self) -> bool:
+        """Run one execution that may run now; False when there is none. For executor="manual"."""
+        with self.lock:
+            self._work_begins()
+        ran = self.executor.step()
+        with self.lock:
+            self._merge_if_due()
+        return ran
+
+    def run_until_idle(self) -> int:
+        """Run (or, with threads, wait) until nothing may run; returns how many executions ran here."""
+        count = self.executor.run_until_idle() if self.config.executor == "threads" else 0
+        while self.config.executor != "threads" and self.step():
+            count += 1
+        return count
+
+    def tick(self) -> None:
+        """Push the default for every awaited batch whose deadline has passed."""
+        for execution in self.scheduler.suspended():
+            stream = self.app.streams[str(execution.reason.stream)]
+            asked_at = execution.context.asked_at
+            if stream.deadline_s is None or self.clock.monotonic() - asked_at < stream.deadline_s:
+                continue
+            fill = {stream.key: execution.key} if stream.key else {}
+            border = self.borders[stream.name]
+            rows = border.check_rows([{**row, **fill} for row in stream.default])
+            self.enter(border.accept(execution.key, rows, execution.batch_id), Ticket(self.executor.wait))
+
+    def resume(self, dataflow: str | None = None) -> None:
+        """Let a halted dataflow (or all) go on, starting with the batch it stopped in front of."""
+        with self.lock:
+            names = list(self.scheduler.halted) if dataflow is None else [dataflow]
+            for name in names:
+                if name not in self.scheduler.halted:
+                    raise unknown("resume", "halted dataflow", name, self.scheduler.halted)
+                for execution in self.scheduler.resume(name, self._next_sequence):
+                    for ticket in execution.context.tickets:
+                        ticket.error = None
+        self.executor.wake()
+
+    def _next_sequence(self) -> int:
+        self.sequence += 1
+        return self.sequence
+
+    # ---- looking
+
+    def query(self, sql: Any, *parameters: Any, **named: Any) -> Result:
+        """Run a read-only SQL query over all tables and the ``tidegate.*`` system views, at the newest committed state."""
+        if self._closed:
+            raise EngineClosed("the engine is closed; open the app again to query it")
+        return query(self, sql, named or parameters)
+
+    def subscribe(self, stream: str, *, capacity: int = 100_000) -> Subscription:
+        """Follow the batches committed to a stream from now on."""
+        if stream not in self.app.streams or self.app.streams[stream].border:
+            emitted = [s.name for s in self.app.streams.values() if not s.border]
+            raise unknown("subscribe", "interior stream", stream, emitted)
+        subscription = Subscription(self, stream, capacity)
+        with self.lock:
+            self.runtime.listeners.setdefault(stream, []).append(subscription.receive)
+        return subscription
+
+    # ---- merging and closing
+
+    def checkpoint(self) -> None:
+        """Fold everything committed into the base now."""
+        with self._merging:
+            started = self.clock.monotonic()
+            rows = self.database.merge(
+                lambda: saved_state(self), self.scheduler.open_positions, list(self.executor.snapshots), self.lock
+            )
+            self.merges.append(Merge(len(self.merges) + 1, rows, self.clock.monotonic() - started, self.clock.now()))
+
+    def _merge_if_due(self) -> None:
+        if self.database.unmerged >= self.config.merge_rows and not self._merging.locked():
+            self.checkpoint()
+
+    def _prefetch_plan(self) -> dict[str, list[tuple[str, int]]]:
+        plan: dict[str, list[tuple[str, int]]] = {}
+        for procedure in self.app.procedures.values():
+            for table, column in procedure.prefetch.items():
+                for stream in procedure.inputs:
+                    relation = self.app.streams[stream].relation
+                    if column in relation.index_of and self.app.streams[stream].border:
+                        plan.setdefault(stream, []).append((table, relation.index_of[column]))
+        return plan
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def close(self) -> None:
+        """Finish what is running, merge, and let go of the files. What waits (for a person) waits again after reopening."""
+        if self._closed:
+            return
+        self.executor.close()
+        try:
+            self.checkpoint()
+        finally:
+            self._closed = True
+            self.database.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Engine {self.app.name} {'closed' if self._closed else 'open'} at sequence {self.sequence}>"
+

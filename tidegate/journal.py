@@ -1,0 +1,82 @@
+"""What became of executions: counts, aborts, dead letters and halts, kept for people and for ``tidegate.*`` views."""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from tidegate.errors import Aborted, ProcedureFailed
+from tidegate.txn.positions import describe
+from tidegate.txn.transaction import Transaction
+
+log = logging.getLogger("tidegate")
+
+
+@dataclass(frozen=True)
+class Abort:
+    """A transaction that was undone; its batch counts as processed."""
+
+    position: str
+    procedure: str
+    batch_id: int | None
+    key: str | None
+    reason: str
+    at: dt.datetime
+
+
+@dataclass(frozen=True)
+class DeadLetter:
+    """A batch (or call) whose procedure kept failing, put aside so that the flow goes on."""
+
+    position: str
+    procedure: str
+    stream: str | None
+    batch_id: int | None
+    key: str | None
+    rows: str
+    error: str
+    at: dt.datetime
+
+
+class Journal:
+    """Implements the executors' ``Journal`` protocol."""
+
+    def __init__(self) -> None:
+        self.commits: Counter[str] = Counter()
+        self.aborts: list[Abort] = []
+        self.dead_letters: list[DeadLetter] = []
+
+    def committed(self, txn: Transaction) -> None:
+        self.commits[txn.unit.name] += 1
+
+    def aborted(self, txn: Transaction, error: Aborted) -> None:
+        self.aborts.append(
+            Abort(describe(txn.position), txn.procedure, txn.batch_id, _text(txn.key), error.reason, txn.time)
+        )
+
+    def dead_letter(self, txn: Transaction, error: ProcedureFailed) -> None:
+        log.warning("%s; its batch was moved to tidegate.dead_letters", error)
+        facts = (describe(txn.position), txn.procedure)
+        batches = txn.inputs.values()
+        if not batches:
+            arguments, named = txn.arguments
+            told = ", ".join([*map(repr, arguments), *(f"{k}={v!r}" for k, v in named.items())])
+            self.dead_letters.append(DeadLetter(*facts, None, None, None, told, str(error), txn.time))
+        for batch in batches:
+            rows = repr([row._asdict() for row in batch])
+            self.dead_letters.append(
+                DeadLetter(*facts, batch.stream, batch.id, _text(batch.key), rows, str(error), txn.time)
+            )
+
+    def halted(self, txn: Transaction, error: ProcedureFailed) -> None:
+        log.error(
+            "dataflow %s is halted in front of batch %s: %s. Fix the cause, then engine.resume(%r)",
+            txn.unit.unit.dataflow, txn.batch_id, error, txn.unit.unit.dataflow,
+        )
+
+
+def _text(key: Any) -> str | None:
+    return None if key is None else str(key)

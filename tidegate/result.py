@@ -1,0 +1,81 @@
+"""The result of a query, in whatever form the caller likes."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from tidegate.errors import TidegateError
+
+if TYPE_CHECKING:
+    import pandas
+    import polars
+    from rich.table import Table
+
+
+class Result:
+    """Rows of a query. Iterate for named tuples; ``arrow``, ``pandas()``, ``polars()`` for columns."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self.arrow = table
+
+    @property
+    def columns(self) -> list[str]:
+        return list(self.arrow.column_names)
+
+    @property
+    def rows(self) -> list[Any]:
+        """The rows as named tuples."""
+        make = namedtuple("Row", self.columns, rename=True)._make  # type: ignore[misc]
+        columns = [[_plain(value) for value in column.to_pylist()] for column in self.arrow.columns]
+        return [make(values) for values in zip(*columns, strict=True)]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return int(self.arrow.num_rows)
+
+    def scalar(self) -> Any:
+        """The one value of a one-row, one-column result."""
+        if self.arrow.num_rows != 1 or self.arrow.num_columns != 1:
+            raise TidegateError(
+                f"scalar() needs one row and one column, this result has {self.arrow.num_rows} rows and "
+                f"{self.arrow.num_columns} columns"
+            )
+        return self.rows[0][0]
+
+    def pandas(self) -> pandas.DataFrame:
+        """A pandas data frame (needs pandas)."""
+        return self.arrow.to_pandas()
+
+    def polars(self) -> polars.DataFrame:
+        """A polars data frame (needs polars)."""
+        try:
+            import polars
+        except ImportError:
+            raise TidegateError("polars is not installed; pip install 'tidegate[polars]'") from None
+        return polars.from_arrow(self.arrow)  # type: ignore[return-value]
+
+    def __rich__(self) -> Table:
+        from rich.table import Table
+
+        table = Table(*self.columns)
+        for row in self.rows:
+            table.add_row(*("NULL" if value is None else str(value) for value in row))
+        return table
+
+    def __repr__(self) -> str:
+        return f"<Result {len(self)} rows: {', '.join(self.columns)}>"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(_plain(item) for item in value)
+    if isinstance(value, pa.MonthDayNano):
+        return timedelta(days=value.months * 30 + value.days, microseconds=value.nanoseconds // 1000)
+    return value

@@ -1,0 +1,158 @@
+"""The engine's own state, written in the same DuckDB transaction as the tables, and read back when it opens.
+
+Besides the tables that is: the sequence number, the batch-ids accepted on every border stream, window contents, aborts
+and dead letters, and everything accepted but unfinished: executions that wait (for a person, a lock, a batch) with their
+inputs, and the old row versions that they may still read.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from tidegate.errors import TidegateError
+from tidegate.journal import Abort, DeadLetter
+from tidegate.storage.codec import from_json, to_json
+from tidegate.streams.batch import Batch
+from tidegate.streams.border import Sequence
+from tidegate.txn.executors import Context
+from tidegate.txn.ticket import Ticket
+
+if TYPE_CHECKING:
+    from tidegate.engine import Engine
+
+FORMAT = 1
+
+
+def saved_state(engine: Engine) -> dict[str, Any]:
+    """Everything but the tables. The caller holds the engine's lock."""
+    return {
+        "format": FORMAT,
+        "app": engine.app.name,
+        "sequence": engine.sequence,
+        "borders": {
+            name: [[to_json(key), s.last, s.digests] for key, s in border.sequences.items()]
+            for name, border in engine.borders.items()
+        },
+        "windows": [
+            [program.name, name, to_json(key), buffer.first, buffer.windows, to_json([list(e) for e in buffer.elements])]
+            for program in engine.runtime.programs.values()
+            for name, buffers in program.windows.items()
+            for key, buffer in buffers.items()
+        ],
+        "aborts": [{**asdict(a), "at": a.at.isoformat()} for a in engine.journal.aborts],
+        "dead_letters": [{**asdict(d), "at": d.at.isoformat()} for d in engine.journal.dead_letters],
+        "unfinished": _unfinished(engine),
+        "versions": {
+            table.name: table.export_chains(to_json) for table in engine.database.tables.values() if table.chained
+        },
+    }
+
+
+def _unfinished(engine: Engine) -> dict[str, Any]:
+    scheduler = engine.scheduler
+    return {
+        "executions": [
+            {
+                "unit": e.unit.name,
+                "position": e.position,
+                "key": to_json(e.key),
+                "batch_id": e.batch_id,
+                "inputs": {stream: _batch(batch) for stream, batch in e.inputs.items()},
+                "missing": sorted(e.missing),
+                "time": e.context.time.isoformat(),
+            }
+            for e in scheduler.waiting()
+            if e.batch_id is not None
+        ],
+        "halted": {dataflow: e.position for dataflow, e in scheduler.halted.items()},
+        "partial": [
+            [unit, to_json(key), batch_id, sorted(p.arrived), {s: _batch(b) for s, b in p.inputs.items()}]
+            for (unit, key), partials in scheduler.partial.items()
+            for batch_id, p in partials.items()
+        ],
+        "early": [
+            [_batch(batch) for batch in batches.values()] for batches in scheduler.early.values()
+        ],
+    }
+
+
+def _batch(batch: Batch | None) -> Any:
+    return None if batch is None else [batch.stream, batch.id, to_json(batch.key), to_json(list(batch.rows))]
+
+
+def restore(engine: Engine, meta: Mapping[str, Any]) -> None:
+    """Bring a freshly opened engine to the state that was saved with its base; nothing to do for a new one."""
+    if not meta:
+        return
+    if meta["format"] > FORMAT:
+        raise TidegateError(
+            f"{engine.database.base.path} was written by a newer tidegate (format {meta['format']}, this one knows "
+            f"{FORMAT}); upgrade tidegate to open it",
+        )
+    if meta["app"] != engine.app.name:
+        raise TidegateError(
+            f"{engine.database.base.path} belongs to app {meta['app']!r}, not {engine.app.name!r}; open it with the right app"
+        )
+    engine.sequence = meta["sequence"]
+    for name, sequences in meta["borders"].items():
+        for key, last, digests in sequences if name in engine.borders else ():
+            sequence = engine.borders[name].sequences[from_json(key)] = Sequence()
+            sequence.last = last
+            sequence.digests = {int(batch_id): digest for batch_id, digest in digests.items()}
+    _restore_windows(engine, meta["windows"])
+    engine.journal.aborts = [Abort(**{**a, "at": dt.datetime.fromisoformat(a["at"])}) for a in meta["aborts"]]
+    engine.journal.dead_letters = [
+        DeadLetter(**{**d, "at": dt.datetime.fromisoformat(d["at"])}) for d in meta["dead_letters"]
+    ]
+    for name, chains in meta["versions"].items():
+        engine.database.tables[name].restore_chains(chains, from_json)
+    _restore_unfinished(engine, meta["unfinished"])
+
+
+def _restore_windows(engine: Engine, windows: list[Any]) -> None:
+    for procedure, name, key, first, fired, elements in windows:
+        program = engine.runtime.programs.get(procedure)
+        if program is None or name not in program.windows:
+            continue
+        make = engine.app.streams[program.window_spec(name).stream].relation.row._make
+        buffer = program.buffer(name, from_json(key))
+        buffer.first, buffer.windows = first, fired
+        buffer.elements.extend([make(from_json(row)) for row in element] for element in elements)
+
+
+def _restore_unfinished(engine: Engine, saved: Mapping[str, Any]) -> None:
+    scheduler = engine.scheduler
+    units = {unit.name: unit for unit in engine.graph.units}
+    with engine.lock:
+        readmitted = []
+        for e in saved["executions"]:
+            inputs = {stream: _restored(engine, batch) for stream, batch in e["inputs"].items()}
+            execution = scheduler.readmit(
+                units[e["unit"]], e["position"], from_json(e["key"]), e["batch_id"], inputs, set(e["missing"])
+            )
+            ticket = Ticket(engine.executor.wait)
+            ticket.pending = 1
+            execution.context = Context(
+                engine.runtime.units[e["unit"]], dt.datetime.fromisoformat(e["time"]), ticket
+            )
+            readmitted.append(execution)
+        for unit, key, batch_id, arrived, inputs in saved["partial"]:
+            scheduler.restore_partial(
+                unit, from_json(key), batch_id, set(arrived), {s: _restored(engine, b) for s, b in inputs.items()}
+            )
+        for batches in saved["early"]:
+            for batch in batches:
+                scheduler.restore_early(_restored(engine, batch))
+        scheduler.reconsider(readmitted, saved["halted"])
+    engine.executor.wake()
+
+
+def _restored(engine: Engine, saved: Any) -> Any:
+    if saved is None:
+        return None
+    stream, batch_id, key, rows = saved
+    relation = engine.app.streams[stream].relation
+    return Batch(relation, batch_id, [relation.row._make(from_json(row)) for row in rows], from_json(key))

@@ -1,0 +1,212 @@
+"""System views: the engine's state as tables, ``tidegate.executions`` and so on, and the query path over them."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import sqlglot
+from sqlglot import exp
+
+from tidegate.dataflows.validation import unknown
+from tidegate.errors import StatementError
+from tidegate.result import Result
+from tidegate.storage.ddl import Scratch
+from tidegate.storage.schema import Column, Relation
+from tidegate.storage.statements import prepare
+from tidegate.storage.types import column_type
+from tidegate.storage.view import Access, View
+from tidegate.txn.positions import describe
+from tidegate.txn.scheduler import Why
+
+if TYPE_CHECKING:
+    from tidegate.engine import Engine
+
+
+@dataclass(frozen=True)
+class Merge:
+    """One fold of committed changes into the base."""
+
+    number: int
+    rows: int
+    seconds: float
+    at: dt.datetime
+
+
+class SystemView:
+    """A relation computed from an engine when it is asked for."""
+
+    def __init__(self, name: str, columns: str, rows: Callable[[Engine], Iterable[tuple[Any, ...]]]) -> None:
+        parsed = (column.split() for column in columns.split(","))
+        self.relation = Relation(f"tidegate_{name}", tuple(Column(n, column_type(kind)) for n, kind in parsed))
+        self.rows = rows
+
+
+def _executions(engine: Engine) -> Iterable[tuple[Any, ...]]:
+    now = engine.clock.monotonic()
+    for e in engine.scheduler.waiting():
+        started = e.context.started_at
+        running = None if started is None else now - started
+        yield (describe(e.position), e.unit.name, e.unit.dataflow, e.batch_id, _text(e.key), e.state.value,
+               str(e.reason), running, e.context.time)
+
+
+def _locks(engine: Engine) -> Iterable[tuple[Any, ...]]:
+    now = engine.clock.now()
+    for e in engine.scheduler.waiting():
+        waits_for = e.reason.item if e.reason.why is Why.LOCK else None
+        for mode, items in (("read", e.reads), ("write", e.writes)):
+            for item in items:
+                waiting = waits_for == item
+                behind = describe(e.reason.behind) if waiting and e.reason.behind is not None else None
+                holder = engine.scheduler.live.get(e.reason.behind) if waiting and e.reason.behind is not None else None
+                yield (item.table, None if item.partition is None else ", ".join(map(str, item.partition)), mode,
+                       describe(e.position), e.unit.name, not waiting and e.started, behind,
+                       None if holder is None else holder.unit.name, (now - e.context.time).total_seconds())
+
+
+def _streams(engine: Engine) -> Iterable[tuple[Any, ...]]:
+    waiting = [e for e in engine.scheduler.waiting()]
+    for stream in engine.app.streams.values():
+        border = engine.borders.get(stream.name)
+        for key, sequence in border.sequences.items() if border is not None else [(None, None)]:
+            queued = sum(1 for e in waiting if stream.name in e.unit.inputs and (border is None or e.key == key))
+            yield (stream.name, stream.border, stream.key, _text(key), None if sequence is None else sequence.last, queued)
+
+
+def _windows(engine: Engine) -> Iterable[tuple[Any, ...]]:
+    for program in engine.runtime.programs.values():
+        for name, buffers in program.windows.items():
+            spec = program.window_spec(name)
+            for key, buffer in buffers.items():
+                rows = sum(len(element) for element in buffer.elements)
+                yield (program.name, name, spec.stream, _text(key), spec.unit, spec.size, spec.slide, rows, buffer.windows)
+
+
+def _tables(engine: Engine) -> Iterable[tuple[Any, ...]]:
+    for table in engine.database.tables.values():
+        partition_by = ", ".join(table.schema.partition_by) or None
+        yield (table.name, partition_by, len(table.rows), table.complete, len(table.dirty), len(table.chained))
+
+
+VIEWS = {
+    view.relation.name: view
+    for view in (
+        SystemView(
+            "executions",
+            "position VARCHAR, unit VARCHAR, dataflow VARCHAR, batch_id BIGINT, key VARCHAR, state VARCHAR, "
+            "reason VARCHAR, running_s DOUBLE, accepted_at TIMESTAMP",
+            _executions,
+        ),
+        SystemView(
+            "locks",
+            "table_name VARCHAR, partition VARCHAR, mode VARCHAR, position VARCHAR, unit VARCHAR, held BOOLEAN, "
+            "waits_behind VARCHAR, held_by VARCHAR, age_s DOUBLE",
+            _locks,
+        ),
+        SystemView(
+            "streams",
+            "stream VARCHAR, border BOOLEAN, key_column VARCHAR, key VARCHAR, last_batch_id BIGINT, queued BIGINT",
+            _streams,
+        ),
+        SystemView(
+            "windows",
+            "procedure VARCHAR, name VARCHAR, stream VARCHAR, key VARCHAR, unit VARCHAR, size BIGINT, slide BIGINT, "
+            "rows BIGINT, fired BIGINT",
+            _windows,
+        ),
+        SystemView(
+            "aborts",
+            "position VARCHAR, procedure VARCHAR, batch_id BIGINT, key VARCHAR, reason VARCHAR, at_time TIMESTAMP",
+            lambda e: ((a.position, a.procedure, a.batch_id, a.key, a.reason, a.at) for a in e.journal.aborts),
+        ),
+        SystemView(
+            "dead_letters",
+            "position VARCHAR, procedure VARCHAR, stream VARCHAR, batch_id BIGINT, key VARCHAR, rows VARCHAR, "
+            "error VARCHAR, at_time TIMESTAMP",
+            lambda e: (
+                (d.position, d.procedure, d.stream, d.batch_id, d.key, d.rows, d.error, d.at)
+                for d in e.journal.dead_letters
+            ),
+        ),
+        SystemView(
+            "merges",
+            "number BIGINT, rows BIGINT, seconds DOUBLE, at_time TIMESTAMP",
+            lambda e: ((m.number, m.rows, m.seconds, m.at) for m in e.merges),
+        ),
+        SystemView(
+            "tables",
+            "table_name VARCHAR, partition_by VARCHAR, rows_in_memory BIGINT, whole BOOLEAN, unmerged BIGINT, "
+            "versioned BIGINT",
+            _tables,
+        ),
+    )
+}
+
+
+class QueryView(View):
+    """The newest committed state of every table, for a reader outside any transaction."""
+
+    __slots__ = ("_engine",)
+
+    def __init__(self, engine: Engine) -> None:
+        access = {name: Access(table, write=False, committed=True) for name, table in engine.database.tables.items()}
+        super().__init__(engine.database, 0, access, procedure="query", commit=engine.database.commits)
+        self._engine = engine
+
+    @property
+    def now(self) -> dt.datetime:  # type: ignore[override]
+        return self._engine.clock.now()
+
+
+def query(engine: Engine, sql: Any, parameters: Any) -> Result:
+    """Run a SELECT over tables and system views as one consistent state."""
+    if isinstance(sql, str):
+        sql = _flat_names(sql)
+    statement = prepare(sql, engine.app.tables, {name: v.relation for name, v in VIEWS.items()}, _scratch(engine))
+    if statement.kind != "select":
+        raise StatementError(
+            f"query() only reads, this is {statement.kind.upper()}; change tables in a procedure: engine.call(…)",
+            sql=statement.sql,
+        )
+    with engine.lock:
+        view = QueryView(engine)
+        for name in statement.relations:
+            view.relations[name] = (VIEWS[name].relation, [tuple(row) for row in VIEWS[name].rows(engine)])
+        engine.executor.hold_snapshot(view.commit)
+    try:
+        return Result(statement.arrow(view, parameters))
+    finally:
+        with engine.lock:
+            engine.executor.release_snapshot(view.commit)
+
+
+def _flat_names(sql: str) -> str:
+    """``tidegate.locks`` as the relation ``tidegate_locks``."""
+    try:
+        tree = sqlglot.parse_one(sql, dialect="duckdb")
+    except sqlglot.errors.SqlglotError:
+        return sql  # prepare() says what is wrong with it
+    views = [t for t in tree.find_all(exp.Table) if t.db.lower() == "tidegate"]
+    for table in views:
+        name = f"tidegate_{table.name.lower()}"
+        if name not in VIEWS:
+            raise unknown("query", "system view", f"tidegate.{table.name}", [n.replace("_", ".", 1) for n in VIEWS])
+        table.replace(exp.alias_(exp.to_table(name), table.alias or table.name, table=True))
+    return tree.sql(dialect="duckdb") if views else sql
+
+
+def _scratch(engine: Engine) -> Scratch:
+    """The app's scratch database, with the system views added once."""
+    scratch = engine.app.scratch
+    if not getattr(scratch, "has_system_views", False):
+        for name, view in VIEWS.items():
+            scratch.define_relation(name, ", ".join(f'"{c.name}" {c.type.sql}' for c in view.relation.columns))
+        scratch.has_system_views = True
+    return scratch
+
+
+def _text(key: Any) -> str | None:
+    return None if key is None else str(key)

@@ -1,0 +1,1 @@
+"""Transactions: positions, low-water-mark locks, the pure scheduler, and the executors around it."""

@@ -1,0 +1,95 @@
+"""Programs: the app's procedures bound to one engine's tables, ready to run without looking anything up."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from tidegate.dataflows.app import App
+from tidegate.dataflows.definitions import Procedure, TableAccess
+from tidegate.dataflows.graph import Graph, Unit
+from tidegate.errors import DataError
+from tidegate.storage.database import Database
+from tidegate.storage.schema import Relation
+from tidegate.storage.statements import Statement
+from tidegate.storage.view import Access
+from tidegate.streams.windows import WindowBuffer, WindowSpec
+
+
+class Program:
+    """One procedure bound to one engine.
+
+    ``windows`` holds the procedure's window state, per window and key: it is private to the procedure, and stream order
+    means that at most one execution per key is at work on it.
+    """
+
+    def __init__(self, app: App, graph: Graph, procedure: Procedure, database: Database) -> None:
+        self.procedure = procedure
+        self.name = procedure.name
+        self.function: Callable[..., Any] = procedure.function
+        self.inputs = procedure.inputs
+        self.single_input = procedure.inputs[0] if len(procedure.inputs) == 1 else None
+        self.outputs: dict[str, Relation] = {name: app.streams[name].relation for name in procedure.outputs}
+        self.awaited = tuple(s for s in procedure.inputs if app.streams[s].awaited)
+        declared = graph.access_of[procedure.name]
+        self.access = {access.table: bind_access(access, database) for access in declared}
+        self.by_key = tuple(access.table for access in declared if access.by_key)
+        self.windows: dict[str, dict[Any, WindowBuffer]] = {name: {} for name in procedure.windows}
+        self.relations = {name: app.streams[spec.stream].relation for name, spec in procedure.windows.items()}
+        self.stream_triggers: dict[str, list[Statement]] = {}
+        self.window_triggers: dict[str, list[Statement]] = {}
+        for trigger in graph.triggers_of(procedure):
+            if trigger.window is not None:
+                self.window_triggers.setdefault(trigger.window[1], []).append(trigger.statement)
+            else:
+                self.stream_triggers.setdefault(str(trigger.stream), []).append(trigger.statement)
+        self._signature = inspect.signature(procedure.function)
+        self.prepares = bool(self.windows) or any(s in self.stream_triggers for s in self.inputs)
+
+    def bind_call(
+        self, arguments: tuple[Any, ...], named: dict[str, Any]
+    ) -> tuple[tuple[tuple[Any, ...], dict[str, Any]], dict[str, tuple[Any, ...]]]:
+        """Check a client's arguments against the function, and find the partitions that they name."""
+        try:
+            bound = self._signature.bind(None, *arguments, **named)
+        except TypeError as error:
+            wanted = ", ".join(list(self._signature.parameters)[1:])
+            raise DataError(f"{self.name}({wanted}) was called wrongly: {error}", relation=self.name) from None
+        partitions = {}
+        if self.by_key:
+            bound.apply_defaults()
+            for access in self.procedure.access:
+                if access.by_key:
+                    schema = self.access[access.table].table.schema
+                    column = schema.column(schema.partition_by[0])
+                    value = schema.check_value(column, bound.arguments[str(access.argument)])
+                    partitions[access.table] = (value,)
+        return (arguments, named), partitions
+
+    def window_spec(self, name: str) -> WindowSpec:
+        return self.procedure.windows[name]
+
+    def buffer(self, name: str, key: Any) -> WindowBuffer:
+        buffers = self.windows[name]
+        found = buffers.get(key)
+        if found is None:
+            found = buffers[key] = WindowBuffer(self.procedure.windows[name])
+        return found
+
+
+class UnitProgram:
+    """A unit of atomicity bound to one engine: its members' programs in rank order."""
+
+    def __init__(self, unit: Unit, programs: dict[str, Program]) -> None:
+        self.unit = unit
+        self.name = unit.name
+        self.rank = unit.rank
+        self.members = tuple(programs[procedure.name] for procedure in unit.members)
+        self.by_key = tuple(dict.fromkeys(table for program in self.members for table in program.by_key))
+        self.deadline_s = min((m.deadline_s for m in unit.members if m.deadline_s is not None), default=None)
+        self.committed = any(access.committed for access in unit.access)
+
+
+def bind_access(access: TableAccess, database: Database) -> Access:
+    return Access(database.tables[access.table], access.write, access.by_key, access.committed)

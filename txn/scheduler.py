@@ -1,0 +1,451 @@
+"""The ordered scheduler: value in, decision out.
+
+It knows no thread, clock, file or database. Border batches and calls are *admitted* with their sequence number, which
+places every execution they may cause, and registers all its lock intents, at once and in position order; executions
+that turn out not to start are withdrawn. ``next`` hands out an execution that may run now; ``finish``, ``suspend`` and
+``halt`` say what became of it. Whoever drives it (a loop, worker threads, a seeded simulation) decides nothing about
+order.
+
+    admit ──▶ WAITING ──▶ READY ──▶ RUNNING ──▶ FINISHED
+                 │  ▲                │   ▲
+                 │  └── resume ──┐   ▼   │ its batch arrives
+                 ▼               │  SUSPENDED           a nested transaction waits for an awaited border batch
+             WITHDRAWN         PARKED                   its dataflow is halted
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from tidegate.dataflows.graph import Graph, Unit
+from tidegate.streams.batch import Batch
+from tidegate.txn.locks import Item, LockTable, LowWaterMarks
+from tidegate.txn.positions import Position, describe, position, rank_of, sequence_of
+
+
+class State(Enum):
+    WAITING = "waiting"
+    READY = "ready"
+    RUNNING = "running"
+    SUSPENDED = "suspended"
+    PARKED = "parked"
+    FINISHED = "finished"
+    WITHDRAWN = "withdrawn"
+
+
+TRANSITIONS: dict[State, frozenset[State]] = {
+    State.WAITING: frozenset({State.READY, State.WITHDRAWN, State.PARKED}),
+    State.READY: frozenset({State.RUNNING, State.PARKED}),
+    State.RUNNING: frozenset({State.FINISHED, State.SUSPENDED, State.PARKED}),
+    State.SUSPENDED: frozenset({State.READY}),
+    State.PARKED: frozenset({State.WAITING, State.WITHDRAWN}),
+    State.FINISHED: frozenset(),
+    State.WITHDRAWN: frozenset(),
+}
+
+
+class Why(Enum):
+    READY = "ready"
+    INPUT = "input"
+    ORDER = "order"
+    LOCK = "lock"
+    HALTED = "halted"
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why an execution may run, or what it waits for. Feeds the scheduler, error texts and ``tidegate.locks`` alike."""
+
+    why: Why
+    stream: str | None = None
+    item: Item | None = None
+    behind: Position | None = None
+
+    def __str__(self) -> str:
+        behind = "" if self.behind is None else f" behind position {describe(self.behind)}"
+        match self.why:
+            case Why.READY:
+                return "ready"
+            case Why.INPUT:
+                return f"waits for its batch on stream {self.stream}"
+            case Why.ORDER:
+                return f"waits for its turn{behind}"
+            case Why.LOCK:
+                return f"waits for the lock on {self.item}{behind}"
+            case Why.HALTED:
+                return f"its dataflow is halted{behind}"
+
+
+READY = Reason(Why.READY)
+
+
+@dataclass(eq=False, slots=True)
+class Execution:
+    """One unit (a procedure or a nested transaction) on one batch, or one call of an OLTP procedure.
+
+    ``context`` belongs to whoever runs it; the scheduler does not look inside.
+    """
+
+    unit: Unit
+    position: Position
+    key: Any
+    batch_id: int | None
+    reads: tuple[Item, ...]
+    writes: tuple[Item, ...]
+    inputs: dict[str, Batch | None]
+    missing: set[str]
+    state: State = State.WAITING
+    reason: Reason = READY
+    started: bool = False
+    context: Any = None
+
+    def become(self, state: State) -> None:
+        assert state in TRANSITIONS[self.state], f"{self} can't go from {self.state} to {state}"
+        self.state = state
+
+    def __lt__(self, other: Execution) -> bool:
+        return self.position < other.position
+
+    def __str__(self) -> str:
+        key = "" if self.key is None else f" key {self.key!r}"
+        batch = "" if self.batch_id is None else f" on batch {self.batch_id}{key}"
+        return f"{self.unit.name}{batch} at position {describe(self.position)}"
+
+
+@dataclass(slots=True)
+class Partial:
+    """A unit with several border ancestors for one batch-id: what has arrived so far."""
+
+    arrived: set[str] = field(default_factory=set)
+    inputs: dict[str, Batch | None] = field(default_factory=dict)
+
+
+class Scheduler:
+    """Places executions in the one order, and says which may run now."""
+
+    def __init__(self, graph: Graph, locks: LockTable | None = None) -> None:
+        self.graph = graph
+        self.locks: LockTable = locks if locks is not None else LowWaterMarks()
+        self.live: dict[Position, Execution] = {}  # unfinished, with lock intents; ascending
+        self.parked: dict[Position, Execution] = {}
+        self.withdrawn: list[Execution] = []  # will never start; the driver takes them from here
+        self.halted: dict[str, Execution] = {}  # dataflow -> the execution it stopped in front of
+        self._ready: list[tuple[Position, Execution]] = []
+        self._blocked: dict[Position, list[Execution]] = {}  # lock holder -> executions waiting for it
+        self._queues: dict[tuple[str, Any], dict[Execution, None]] = {}  # (unit, key) -> its executions, in order
+        self._by_batch: dict[tuple[str, Any, int | None], Execution] = {}
+        self.partial: dict[tuple[str, Any], dict[int, Partial]] = {}
+        self.early: dict[tuple[str, Any], dict[int, Batch]] = {}  # awaited batches that came before their question
+
+    # ---- admission
+
+    def admit(self, sequence: int, batch: Batch) -> list[Execution]:
+        """Place every execution this border batch may cause, in position order; returns those, and, for an awaited
+        stream, the open nested transactions it answers.
+        """
+        created = []
+        for unit in self.graph.caused_by.get(batch.stream, ()):
+            inputs = self._gather(unit, batch)
+            if inputs is not None:
+                created.append(self._create(unit, sequence, batch, inputs))
+        for execution in created:
+            self._start_or_withdraw(execution)
+        for unit in self.graph.consumers.get(batch.stream, ()):
+            if batch.stream in unit.awaited:
+                created.extend(self._answer(unit, batch))
+        return created
+
+    def admit_call(self, sequence: int, unit: Unit, partitions: Mapping[str, tuple[Any, ...]]) -> Execution:
+        """Place one call of an OLTP procedure. ``partitions``: the partition of each table it declared by key."""
+        reads, writes = self._items(unit, partitions.get)
+        execution = Execution(unit, position(sequence, 0), None, None, reads, writes, {}, set())
+        self._enter(execution)
+        self._consider(execution)
+        return execution
+
+    def _gather(self, unit: Unit, batch: Batch) -> dict[str, Batch | None] | None:
+        """The inputs known when the last border ancestor has arrived; None while others are to come."""
+        own: dict[str, Batch | None] = {batch.stream: batch} if batch.stream in unit.inputs else {}
+        if len(unit.ancestors) == 1:
+            return own
+        partials = self.partial.setdefault((unit.name, batch.key), {})
+        for batch_id in [i for i, p in partials.items() if i < batch.id and batch.stream not in p.arrived]:
+            del partials[batch_id]  # batch-ids ascend: the batch that would complete it can't come any more
+        partial = partials.setdefault(batch.id, Partial())
+        partial.arrived.add(batch.stream)
+        partial.inputs.update(own)
+        if partial.arrived != unit.ancestors:
+            return None
+        del partials[batch.id]
+        if not partials:
+            del self.partial[unit.name, batch.key]
+        return partial.inputs
+
+    def _create(self, unit: Unit, sequence: int, batch: Batch, inputs: dict[str, Batch | None]) -> Execution:
+        partition = (batch.key,)
+        reads, writes = self._items(unit, lambda table: partition)
+        missing = {stream for stream in unit.inputs if stream not in inputs}
+        at = position(sequence, unit.rank)
+        execution = Execution(unit, at, batch.key, batch.id, reads, writes, inputs, missing)
+        for stream in unit.awaited:
+            early = self.early.get((stream, batch.key), {})
+            for batch_id in [i for i in early if i < batch.id]:
+                del early[batch_id]
+            if batch.id in early:
+                execution.inputs[stream] = early.pop(batch.id)
+        self._by_batch[unit.name, batch.key, batch.id] = execution
+        self._enter(execution)
+        return execution
+
+    def _items(self, unit: Unit, partition_of: Callable[[str], Any]) -> tuple[tuple[Item, ...], tuple[Item, ...]]:
+        reads, writes = [], []
+        for access in unit.access:
+            if not access.committed:
+                item = Item(access.table, partition_of(access.table) if access.by_key else None)
+                (writes if access.write else reads).append(item)
+        return tuple(reads), tuple(writes)
+
+    def _enter(self, execution: Execution) -> None:
+        if execution.batch_id is not None:
+            self._queues.setdefault((execution.unit.name, execution.key), {})[execution] = None
+        if execution.unit.dataflow in self.halted:
+            self._park(execution)
+        else:
+            self.live[execution.position] = execution
+            self.locks.register(execution.position, execution.reads, execution.writes)
+
+    def _start_or_withdraw(self, execution: Execution) -> None:
+        if execution.state in (State.WAITING, State.PARKED) and None in execution.inputs.values():
+            self._withdraw(execution)
+        else:
+            self._consider(execution)
+
+    # ---- deciding
+
+    def next(self) -> Execution | None:
+        """The ready execution with the smallest position, now RUNNING; None when nothing may run."""
+        while self._ready:
+            _, execution = heapq.heappop(self._ready)
+            if execution.state is State.READY:
+                return self.take(execution)
+        return None
+
+    def ready(self) -> list[Execution]:
+        """Everything that may run now, in position order: any choice among them is a correct one."""
+        return sorted(e for _, e in self._ready if e.state is State.READY)
+
+    def take(self, execution: Execution) -> Execution:
+        """Run this ready execution next instead of the first one."""
+        execution.become(State.RUNNING)
+        execution.started = True
+        return execution
+
+    def _why(self, execution: Execution) -> Reason:
+        """The decision: ready, or the one thing it waits for now."""
+        if execution.missing:
+            return Reason(Why.INPUT, stream=min(execution.missing))
+        if execution.batch_id is not None:
+            first = next(iter(self._queues[execution.unit.name, execution.key]))
+            if first is not execution:
+                return Reason(Why.ORDER, behind=first.position)
+        block = self.locks.blocker(execution.position, execution.reads, execution.writes)
+        if block is not None:
+            return Reason(Why.LOCK, item=block.item, behind=block.behind)
+        return READY
+
+    def _consider(self, execution: Execution) -> None:
+        if execution.state is not State.WAITING:
+            return
+        reason = execution.reason = self._why(execution)
+        if reason.why is Why.READY:
+            execution.become(State.READY)
+            heapq.heappush(self._ready, (execution.position, execution))
+        elif reason.why is Why.LOCK:
+            assert reason.behind is not None
+            self._blocked.setdefault(reason.behind, []).append(execution)
+
+    # ---- outcomes
+
+    def finish(self, execution: Execution, outputs: Mapping[str, Batch | None]) -> None:
+        """It committed (or was undone, with no outputs): free its locks, hand its batches on, wake whom that readies."""
+        execution.become(State.FINISHED)
+        self._leave(execution)
+        for stream in execution.unit.outputs:
+            self._deliver(execution, stream, outputs.get(stream))
+
+    def suspend(self, execution: Execution, stream: str) -> None:
+        """It is open and waits for its batch on an awaited border stream; its locks stay."""
+        execution.become(State.SUSPENDED)
+        execution.reason = Reason(Why.INPUT, stream=stream)
+        if execution.inputs.get(stream) is not None:
+            self._wake_suspended(execution)
+
+    def _answer(self, unit: Unit, batch: Batch) -> list[Execution]:
+        execution = self._by_batch.get((unit.name, batch.key, batch.id))
+        if execution is None:
+            self.early.setdefault((batch.stream, batch.key), {})[batch.id] = batch
+            return []
+        execution.inputs[batch.stream] = batch
+        if execution.state is State.SUSPENDED and execution.reason.stream == batch.stream:
+            self._wake_suspended(execution)
+        return [execution]
+
+    def _wake_suspended(self, execution: Execution) -> None:
+        execution.become(State.READY)
+        execution.reason = READY
+        heapq.heappush(self._ready, (execution.position, execution))
+
+    def awaiting(self, stream: str, key: Any) -> Execution | None:
+        """The open execution that waits for a batch on this awaited stream."""
+        for execution in self.live.values():
+            if execution.state is State.SUSPENDED and execution.reason.stream == stream and execution.key == key:
+                return execution
+        return None
+
+    def suspended(self) -> Iterator[Execution]:
+        return (execution for execution in list(self.live.values()) if execution.state is State.SUSPENDED)
+
+    def _deliver(self, producer: Execution, stream: str, batch: Batch | None) -> None:
+        for unit in self.graph.consumers.get(stream, ()):
+            target = self._by_batch.get((unit.name, producer.key, producer.batch_id))
+            if target is not None:
+                target.inputs[stream] = batch
+                target.missing.discard(stream)
+                if batch is None:
+                    self._withdraw(target)
+                elif not target.missing:
+                    self._consider(target)
+            elif producer.batch_id is not None:
+                # the consumer still waits for other border batches, or (no entry) can't come to run any more
+                partial = self.partial.get((unit.name, producer.key), {}).get(producer.batch_id)
+                if partial is not None:
+                    partial.inputs[stream] = batch
+
+    def _withdraw(self, execution: Execution) -> None:
+        """It will never start, because a batch it needs has no rows: nor will what depends on it."""
+        execution.become(State.WITHDRAWN)
+        self.withdrawn.append(execution)
+        self._leave(execution)
+        for stream in execution.unit.outputs:
+            self._deliver(execution, stream, None)
+
+    def _leave(self, execution: Execution) -> None:
+        if self.live.pop(execution.position, None) is not None:
+            self.locks.release(execution.position, execution.reads, execution.writes)
+        self.parked.pop(execution.position, None)
+        waiting = self._blocked.pop(execution.position, [])
+        if execution.batch_id is not None:
+            del self._by_batch[execution.unit.name, execution.key, execution.batch_id]
+            waiting = [*self._next_in_line(execution), *waiting]
+        for other in waiting:
+            self._consider(other)
+
+    def _next_in_line(self, execution: Execution) -> list[Execution]:
+        name = (execution.unit.name, execution.key)
+        queue = self._queues[name]
+        was_first = next(iter(queue)) is execution
+        del queue[execution]
+        if not queue:
+            del self._queues[name]
+            return []
+        return [next(iter(queue))] if was_first else []
+
+    # ---- halting a dataflow
+
+    def halt(self, execution: Execution) -> None:
+        """Stop its dataflow in front of it. It and everything of that dataflow not yet started gives up its intents."""
+        self.halted[execution.unit.dataflow] = execution
+        execution.started = False
+        for other in list(self.live.values()):
+            if other is execution or (
+                other.unit.dataflow == execution.unit.dataflow
+                and other.state in (State.WAITING, State.READY)
+                and not other.started
+            ):
+                self._park(other)
+
+    def _park(self, execution: Execution) -> None:
+        execution.become(State.PARKED)
+        behind = self.halted[execution.unit.dataflow].position
+        execution.reason = Reason(Why.HALTED, behind=behind)
+        self.parked[execution.position] = execution
+        if self.live.pop(execution.position, None) is not None:
+            self.locks.release(execution.position, execution.reads, execution.writes)
+        for holder in list(self._blocked):
+            self._blocked[holder] = [e for e in self._blocked[holder] if e is not execution]
+        for other in self._blocked.pop(execution.position, []):
+            self._consider(other)
+
+    def resume(self, dataflow: str, next_sequence: Callable[[], int]) -> list[Execution]:
+        """Let a halted dataflow go on: what was parked is admitted again, in its old order, at new positions."""
+        del self.halted[dataflow]
+        parked = sorted(e for e in self.parked.values() if e.unit.dataflow == dataflow)
+        new: dict[int, int] = {}
+        for execution in parked:
+            del self.parked[execution.position]
+            sequence = new.setdefault(sequence_of(execution.position), 0) or next_sequence()
+            new[sequence_of(execution.position)] = sequence
+            execution.position = position(sequence, rank_of(execution.position))
+            execution.become(State.WAITING)
+            self.live[execution.position] = execution
+            self.locks.register(execution.position, execution.reads, execution.writes)
+        for execution in parked:
+            self._consider(execution)
+        return parked
+
+    # ---- reopening
+
+    def readmit(
+        self,
+        unit: Unit,
+        at: Position,
+        key: Any,
+        batch_id: int,
+        inputs: dict[str, Batch | None],
+        missing: set[str],
+    ) -> Execution:
+        """Place an execution that was unfinished when its state was saved; it starts from the beginning."""
+        partition = (key,)
+        reads, writes = self._items(unit, lambda table: partition)
+        execution = Execution(unit, at, key, batch_id, reads, writes, inputs, missing)
+        self._by_batch[unit.name, key, batch_id] = execution
+        self._enter(execution)
+        return execution
+
+    def restore_partial(
+        self, unit: str, key: Any, batch_id: int, arrived: set[str], inputs: dict[str, Batch | None]
+    ) -> None:
+        self.partial.setdefault((unit, key), {})[batch_id] = Partial(arrived, inputs)
+
+    def restore_early(self, batch: Batch) -> None:
+        self.early.setdefault((batch.stream, batch.key), {})[batch.id] = batch
+
+    def reconsider(self, executions: Iterable[Execution], halted: Mapping[str, Position]) -> None:
+        """All are placed: halt what was halted, and see which of the others may run."""
+        for at in halted.values():
+            self.halt(self.live[at])
+        for execution in executions:
+            self._consider(execution)
+
+    # ---- what others need to know
+
+    @property
+    def idle(self) -> bool:
+        """Nothing admitted is unfinished."""
+        return not self.live and not self.parked
+
+    def oldest(self) -> Position | None:
+        """The smallest unfinished position."""
+        return next(iter(self.live), None)
+
+    def open_positions(self, table: str) -> list[Position]:
+        """Positions of unfinished executions with an intent on ``table``, ascending."""
+        return [at for at, e in self.live.items() if any(item.table == table for item in (*e.reads, *e.writes))]
+
+    def waiting(self) -> Iterable[Execution]:
+        """Everything unfinished, in position order, each with its reason."""
+        return [*self.live.values(), *self.parked.values()]

@@ -1,0 +1,198 @@
+"""The transaction a procedure works in: its view of the tables, plus streams, windows, time and chance."""
+
+from __future__ import annotations
+
+import datetime as dt
+import random
+import uuid
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from tidegate.errors import Aborted, AccessError, DataError, DeadlineExceeded
+from tidegate.storage.schema import Row
+from tidegate.storage.view import View
+from tidegate.streams.batch import Batch
+from tidegate.streams.windows import Slide
+from tidegate.txn.positions import Position, describe
+from tidegate.txn.program import Program, UnitProgram
+
+if TYPE_CHECKING:
+    from tidegate.storage.statements import Rows
+    from tidegate.txn.runtime import Runtime
+
+
+class Transaction(View):
+    """Handed to a procedure as its first argument.
+
+    Reads see the tables as of this transaction's position, its own writes included; writes, emitted batches and window
+    slides become visible together when it commits, or not at all. The members of a nested transaction share one.
+    Time and randomness come from here, so that running it again gives the same result.
+    """
+
+    __slots__ = (
+        "arguments",
+        "attempts",
+        "batch_id",
+        "cursor",
+        "emitted",
+        "expired",
+        "inputs",
+        "key",
+        "program",
+        "result",
+        "runtime",
+        "slides",
+        "streams",
+        "time",
+        "unit",
+        "_random",
+    )
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        unit: UnitProgram,
+        position: Position,
+        batch_id: int | None,
+        key: Any,
+        time: dt.datetime,
+        inputs: dict[str, Batch],
+    ) -> None:
+        self.runtime = runtime
+        self.database = runtime.database
+        self.unit = unit
+        self.position = position
+        self.batch_id = batch_id
+        self.key = key
+        self.time = time
+        self.inputs = inputs
+        self.partitions = dict.fromkeys(unit.by_key, (key,)) if unit.by_key else {}
+        self.commit = runtime.database.commits if unit.committed else 0
+        self.arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+        self.attempts = 0
+        self.expired = False
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget everything done so far: nothing of it was visible to anyone."""
+        self.writes = {}
+        self.relations = {}
+        self.emitted: dict[str, list[Row]] = {}
+        self.slides: dict[tuple[str, str], Slide] = {}
+        self.streams = dict(self.inputs)
+        self.cursor = 0
+        self.result: Any = None
+        self._random: random.Random | None = None
+
+    def enter(self, program: Program) -> None:
+        """From now on this procedure of the unit is at work."""
+        self.program = program
+        self.procedure = program.name
+        self.access = program.access
+
+    # ---- time and chance, the same on every replay
+
+    @property
+    def now(self) -> dt.datetime:  # type: ignore[override]
+        """When the batch (or call) entered the engine, naive UTC."""
+        return self.time
+
+    @property
+    def random(self) -> random.Random:  # type: ignore[override]
+        """A generator seeded by this transaction's position."""
+        if self._random is None:
+            self._random = random.Random(self.position)
+        return self._random
+
+    def uuid(self) -> uuid.UUID:
+        """A random UUID drawn from :attr:`random`."""
+        return uuid.UUID(int=self.random.getrandbits(128), version=4)
+
+    # ---- streams and windows
+
+    def emit(self, stream: str, rows: Iterable[Any] | Mapping[str, Any] | None = None, /, **values: Any) -> None:
+        """Add rows to this transaction's batch on an output stream: a list of rows, or one row by keyword.
+
+        The batch has the id of the input batch; consumers see it when the transaction commits. A batch without rows
+        triggers nothing.
+        """
+        relation = self.program.outputs.get(stream)
+        if relation is None:
+            raise self._no_output(stream)
+        if rows is None:
+            new = [relation.conform(values)]
+        elif isinstance(rows, Mapping):
+            new = [relation.conform(rows)]
+        elif isinstance(rows, str):
+            raise DataError(f"emit({stream!r}, …) takes a list of rows, got text {rows!r}", relation=stream)
+        else:
+            new = [relation.conform(row) for row in rows]
+        if relation.required:
+            for row in new:
+                relation.check_required(row)
+        before = self.emitted.get(stream)
+        if before is None:
+            self.emitted[stream] = new
+        else:
+            before.extend(new)
+        if new and stream in self.program.stream_triggers:
+            self.fire(self.program.stream_triggers[stream], stream, relation, new)
+
+    def _no_output(self, stream: str) -> AccessError:
+        outputs = ", ".join(self.program.outputs) or "none"
+        return AccessError(
+            f"procedure {self.procedure} emits to {stream!r}, which is not one of its outputs ({outputs}); "
+            f"add outputs=[{stream!r}] to its declaration",
+            procedure=self.procedure,
+            relation=stream,
+        )
+
+    def window(self, name: str) -> Slide:
+        """The procedure's window ``name`` with this batch slid in."""
+        slide = self.slides.get((self.procedure, name))
+        if slide is None:
+            windows = ", ".join(self.program.windows) or "none"
+            raise AccessError(
+                f"procedure {self.procedure} has no window {name!r} (it has {windows}); declare it with windows=",
+                procedure=self.procedure,
+                relation=name,
+            )
+        return slide
+
+    # ---- SQL
+
+    def execute(self, statement: Any, *parameters: Any, **named: Any) -> Rows:
+        """Run SQL in this transaction: a statement from ``app.sql``, text, or SQLAlchemy Core.
+
+        Returns the rows (of SELECT or RETURNING) as named tuples; ``.count`` is the number returned or affected. Text is
+        prepared on first use and remembered.
+        """
+        return self.runtime.app.statement(statement).run(self, named or parameters)
+
+    def fire(self, statements: Iterable[Any], name: str, relation: Any, rows: list[Row]) -> None:
+        """Run EE triggers with ``rows`` as the relation ``name``."""
+        before = self.relations.get(name)
+        self.relations[name] = (relation, rows)
+        for statement in statements:
+            statement.run(self)
+        if before is not None:
+            self.relations[name] = before
+
+    # ---- ending
+
+    def expired_error(self, deadline_s: float) -> DeadlineExceeded:
+        return DeadlineExceeded(
+            f"{self.procedure} ran past its deadline of {deadline_s:g} s at position {describe(self.position)} and was undone",
+            procedure=self.procedure,
+            reason=f"deadline of {deadline_s:g} s exceeded",
+            position=self.position,
+        )
+
+    def abort(self, reason: str) -> NoReturn:
+        """Undo everything this transaction (and its nested transaction) did. The batch counts as processed."""
+        raise Aborted(
+            f"{self.procedure} aborted at position {describe(self.position)}: {reason}",
+            procedure=self.procedure,
+            reason=str(reason),
+            position=self.position,
+        )
