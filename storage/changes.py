@@ -59,8 +59,11 @@ def insert_rows(
     resolved: Sequence[Row | None] = ()
     if clashing and conflict.resolve is not None:
         resolved = conflict.resolve(view, [pair for _, pair in clashing], values)
-    updates = [(place, old, new) for (place, (old, _)), new in zip(clashing, resolved, strict=False) if new is not None]
-    changes = sorted([(place, None, row) for place, row in fresh] + updates, key=lambda change: change[0])
+    changes: list[tuple[int, Row | None, Row]] = [(place, None, row) for place, row in fresh]
+    for (place, (old, _)), new in zip(clashing, resolved, strict=False):
+        if new is not None:
+            changes.append((place, old, new))
+    changes.sort(key=lambda change: change[0])
     _store(view, access, [(old, new) for _, old, new in changes])
     return [new for _, _, new in changes]
 

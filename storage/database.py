@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tidegate.storage.base import Base
+from tidegate.storage.constraints import Checks, Default, prepare_default
+from tidegate.storage.overlay import Session
 from tidegate.storage.schema import Column, Key, Row, TableSchema
 from tidegate.storage.versions import VersionedTable
 from tidegate.storage.view import View, WriteSet
@@ -29,8 +31,11 @@ class Database:
         self.cached_rows = cached_rows
         self.tables: dict[str, VersionedTable] = {}
         self.commits = 0
+        self.concurrent = False  # set when several threads use it: readers then fix a snapshot, see Base.gate
         self._local = threading.local()
-        self._cursors: list[duckdb.DuckDBPyConnection] = []
+        self._sessions: list[Session] = []
+        self._checks: dict[str, Checks] = {}
+        self._defaults: dict[int, tuple[Column, Default]] = {}  # by the column's identity, which the entry keeps
         for schema in schemas:
             self.base.ensure_table(schema)
             self.tables[schema.name] = VersionedTable(schema, self._load, complete=self.base.count(schema) == 0)
@@ -108,23 +113,38 @@ class Database:
 
     # ---- DuckDB for SQL in procedures
 
-    def cursor(self) -> duckdb.DuckDBPyConnection:
+    def session(self) -> Session:
         """This thread's own connection to the base."""
-        cursor = getattr(self._local, "cursor", None)
-        if cursor is None:
-            cursor = self._local.cursor = self.base.cursor()
-            self._cursors.append(cursor)
-        return cursor
+        session = getattr(self._local, "session", None)
+        if session is None:
+            session = self._local.session = Session(self.base.cursor())
+            self._sessions.append(session)
+        return session
+
+    def cursor(self) -> duckdb.DuckDBPyConnection:
+        return self.session().cursor
+
+    # ---- constraints
 
     def check_row(self, schema: TableSchema, row: Row) -> None:
         """Raise ConstraintError when a CHECK of the table is false for ``row`` (NULL passes, as in SQL)."""
-        raise NotImplementedError
+        self.check_rows(schema, (row,))
+
+    def check_rows(self, schema: TableSchema, rows: Sequence[Row]) -> None:
+        """The same for many rows at once."""
+        checks = self._checks.get(schema.name)
+        if checks is None:
+            checks = self._checks[schema.name] = Checks(schema, self.session())
+        checks.enforce(rows, self.session)
 
     def default(self, view: View, column: Column) -> Any:
         """The value of ``column``'s DEFAULT for a row inserted through ``view``."""
-        raise NotImplementedError
+        found = self._defaults.get(id(column))
+        if found is None:
+            found = self._defaults[id(column)] = (column, prepare_default(column, self.session()))
+        return found[1](view)
 
     def close(self) -> None:
-        for cursor in self._cursors:
-            cursor.close()
+        for session in self._sessions:
+            session.cursor.close()
         self.base.close()

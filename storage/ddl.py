@@ -25,6 +25,8 @@ class Scratch:
 
     def __init__(self) -> None:
         self.connection = duckdb.connect(":memory:", config={"threads": "1"})
+        self.connection.execute("SET TimeZone = 'UTC'")
+        self.connection.execute("SET enable_external_access = false")
 
     def define_table(self, ddl: str, partition_by: tuple[str, ...] = ()) -> TableSchema:
         """Run CREATE TABLE (and CREATE INDEX) text; return the schema of the one table it creates."""

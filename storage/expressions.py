@@ -121,11 +121,9 @@ class Compiler:
 
     def assigned(self, node: exp.Expression, column: Column, relation: Relation) -> str:
         """``node`` as a value for ``column``, in its stored form; a bare parameter is checked like any row's value."""
+        if is_constant(node):
+            return self._fold(f"CAST({node.sql('duckdb')} AS {column.type.sql})", column.type).text
         code = self.value(node)
-        if code.family == "null":
-            return "None"
-        if code.family == "string":
-            return self._fold(f"CAST({code.literal} AS {column.type.sql})", column.type).text
         target = column.type
         if code.family == "param":
             return f"{self.constant(partial(relation.check_value, column))}({code.text})"
@@ -156,7 +154,7 @@ class Compiler:
             return self._placeholder(node)
         if (simple := self._literal(node)) is not None:
             return simple
-        if not any(node.find_all(exp.Column, exp.Placeholder, exp.Query, exp.Star)):
+        if is_constant(node):
             return self._fold(node.sql("duckdb"), None)
         if type(node) in _COMPARISONS:
             name, swapped = _COMPARISONS[type(node)]
@@ -380,14 +378,8 @@ def _result_bounds(a: Code, b: Code) -> tuple[int, int]:
     return min(low for low, _ in known), max(high for _, high in known)
 
 
-def fold_with(execute: Callable[[str], Sequence[Any]]) -> Fold:
-    """A :data:`Fold` over a function that runs a one-row query."""
-
-    def fold(sql: str) -> tuple[Any, str]:
-        value, kind = execute(f"SELECT {sql}, typeof({sql})")
-        return value, str(kind)
-
-    return fold
+def is_constant(node: exp.Expression) -> bool:
+    return not any(node.find_all(exp.Column, exp.Placeholder, exp.Query, exp.Star))
 
 
 def conjuncts(node: exp.Expression | None) -> list[exp.Expression]:

@@ -49,6 +49,15 @@ _MOMENT_NODES: dict[type[exp.Expression], str] = {
     exp.Rand: "random",
     exp.Uuid: "uuid",
 }
+TABLE_FUNCTIONS = {"range", "generate_series", "unnest", "repeat", "json_each", "json_tree"}
+REFUSED_FUNCTIONS = {
+    "getenv", "current_setting", "getvariable", "nextval", "currval", "setval", "setseed", "txid_current",
+    "current_transaction_id", "current_query", "current_query_id", "current_connection_id", "write_log", "sleep_ms",
+    "uuidv7", "current_user", "session_user", "user", "version", "in_search_path", "current_schemas", "stats",
+    "vector_type", "current_database", "current_schema", "now", "today", "random", "uuid", "gen_random_uuid", "uuidv4",
+    "get_current_timestamp", "transaction_timestamp", "get_current_time", "current_date", "current_localtimestamp",
+    "current_localtime", "read_text", "read_blob", "query", "query_table",
+}  # fmt: skip
 
 
 @dataclass
@@ -82,11 +91,12 @@ def parse(
     names, positional = number_parameters(tree, sql)
     if core_names is not None:
         names, positional = core_names, True
-    _bind(sql, scratch.connection)
     draws = _replace_moments(tree, len(names))
     target = _target(tree, tables, relations, sql)
     parsed = Parsed(sql, kind, tree, Parameters(sql, names, positional, defaults), draws, target)
     _resolve_tables(parsed, tables, relations)
+    _refuse_functions(tree, sql)
+    _bind(sql, scratch.connection)
     return parsed
 
 
@@ -156,7 +166,36 @@ def _bind(sql: str, connection: duckdb.DuckDBPyConnection) -> None:
         connection.execute(f"PREPARE tidegate_check AS {sql.rstrip().rstrip(';')}")
         connection.execute("DEALLOCATE tidegate_check")
     except duckdb.Error as error:
-        raise StatementError(f"{error}\n  {sql}", sql=sql) from None
+        message = str(error).partition("\n\nLINE")[0]
+        raise StatementError(f"{message}\n  {sql}", sql=sql) from None
+
+
+def _refuse_functions(tree: exp.Expression, sql: str) -> None:
+    """Functions that read files or the engine's own state, before DuckDB gets to see them."""
+    for node in tree.find_all(exp.Table):
+        if not isinstance(node.this, exp.Identifier):
+            name = node.this.sql("duckdb").partition("(")[0].lower()
+            if name not in TABLE_FUNCTIONS:
+                raise refused_source(name, sql)
+    for call in tree.find_all(exp.Anonymous):
+        if str(call.this).lower() in REFUSED_FUNCTIONS:
+            raise refused_function(str(call.this).lower(), sql)
+
+
+def refused_source(name: str, sql: str) -> StatementError:
+    return StatementError(
+        f"{name}() can't be read from in a procedure, only tables, streams and windows; "
+        f"bring other data in through a stream\n  {sql}",
+        sql=sql,
+    )
+
+
+def refused_function(name: str, sql: str) -> StatementError:
+    return StatementError(
+        f"{name}() can't be used in a procedure: its answer would differ when the batch is replayed; "
+        f"pass the value as a parameter\n  {sql}",
+        sql=sql,
+    )
 
 
 def _refuse_shapes(tree: exp.Expression, kind: str, sql: str) -> None:
@@ -200,7 +239,7 @@ def _target(
     schema = _by_name(tables, table.name)
     if schema is None:
         stream = _by_name(relations, table.name)
-        what = "a stream or window; emit to streams with txn.emit" if stream else "not a table of the app"
+        what = "a stream or window; emit to streams with txn.emit" if stream else "no table of the app"
         raise StatementError(f"{table.name} can't be changed by SQL: it is {what}\n  {sql}", sql=sql)
     return schema
 

@@ -16,20 +16,11 @@ from tidegate.storage.ddl import Scratch, quote
 from tidegate.storage.determinism import stabilize
 from tidegate.storage.overlay import Session, relation_source, table_source
 from tidegate.storage.parameters import to_duckdb
+from tidegate.storage.parsing import REFUSED_FUNCTIONS, TABLE_FUNCTIONS, refused_function, refused_source
 from tidegate.storage.schema import Relation, Row, TableSchema
-from tidegate.storage.view import Access, View
+from tidegate.storage.view import View
 
 Extra = Mapping[str, tuple[Relation, Sequence[Row]]]
-
-_TABLE_FUNCTIONS = {"range", "generate_series", "unnest", "repeat", "json_each", "json_tree"}
-_REFUSED = {
-    "getenv", "current_setting", "getvariable", "nextval", "currval", "setval", "setseed", "txid_current",
-    "current_transaction_id", "current_query", "current_query_id", "current_connection_id", "write_log", "sleep_ms",
-    "uuidv7", "current_user", "session_user", "user", "version", "in_search_path", "current_schemas", "stats",
-    "vector_type", "current_database", "current_schema", "now", "today", "random", "uuid", "gen_random_uuid", "uuidv4",
-    "get_current_timestamp", "transaction_timestamp", "get_current_time", "current_date", "current_localtimestamp",
-    "current_localtime", "read_text", "read_blob", "pg_typeof_oid", "query", "query_table", "last_profiling_output",
-}  # fmt: skip
 
 
 class Query:
@@ -107,20 +98,12 @@ class Query:
         name = str(node.get("function_name", "")).lower()
         if node.get("type") == "TABLE_FUNCTION":
             called = str(node["function"].get("function_name", "")).lower()
-            if called not in _TABLE_FUNCTIONS:
-                raise StatementError(
-                    f"{called}() can't be read from in a procedure, only tables, streams and windows; "
-                    f"bring other data in through a stream\n  {self.sql}",
-                    sql=self.sql,
-                )
-        elif node.get("class") == "FUNCTION" and (
-            name in _REFUSED or (name == "age" and len(node.get("arguments") or node.get("children") or []) == 1)
-        ):
-            raise StatementError(
-                f"{name}() can't be used in a procedure: its answer would differ when the batch is replayed; "
-                f"pass the value as a parameter\n  {self.sql}",
-                sql=self.sql,
-            )
+            if called not in TABLE_FUNCTIONS:
+                raise refused_source(called, self.sql)
+        elif node.get("class") == "FUNCTION":
+            arguments = node.get("arguments") or node.get("children") or []
+            if name in REFUSED_FUNCTIONS or (name == "age" and len(arguments) == 1):
+                raise refused_function(name, self.sql)
 
     # ---- running
 
@@ -186,6 +169,3 @@ def _walk(node: Any) -> Iterator[dict[str, Any]]:
     elif isinstance(node, list):
         for value in node:
             yield from _walk(value)
-
-
-__all__ = ["Access", "Extra", "Query"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import keyword
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -56,14 +57,16 @@ class Relation:
     row: Any = field(init=False, repr=False)
     index_of: dict[str, int] = field(init=False, repr=False)
     required: tuple[int, ...] = field(init=False, repr=False)  # places of the NOT NULL columns
-    _coercers: tuple[Callable[[Any], Any], ...] = field(init=False, repr=False)
+    coercers: tuple[Callable[[Any], Any], ...] = field(init=False, repr=False)
+    _fast: Callable[[Sequence[Any]], Row | None] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         names = [column.name for column in self.columns]
         object.__setattr__(self, "row", row_class(self.name, names))
         object.__setattr__(self, "index_of", {name: i for i, name in enumerate(names)})
         object.__setattr__(self, "required", tuple(i for i, c in enumerate(self.columns) if not c.nullable))
-        object.__setattr__(self, "_coercers", tuple(column.type.coerce for column in self.columns))
+        object.__setattr__(self, "coercers", tuple(column.type.coerce for column in self.columns))
+        object.__setattr__(self, "_fast", _fast_conform(self.columns, self.row))
 
     @property
     def column_names(self) -> list[str]:
@@ -77,30 +80,29 @@ class Relation:
         return self.columns[self.index_of[name]]
 
     def conform(self, values: Any, defaults: Callable[[Column], Any] | None = None) -> Row:
-        """The stored row for ``values`` (a sequence in column order, or a mapping by name), every value checked."""
-        if isinstance(values, Mapping):
+        """The stored row for ``values`` (a sequence in column order, or a mapping by name): types and NOT NULL checked."""
+        if isinstance(values, (tuple, list)):
+            row = self._fast(values)
+            if row is not None:
+                return row
+        elif isinstance(values, Mapping):
             values = self._from_mapping(values, defaults)
-        elif isinstance(values, str) or not isinstance(values, Sequence):
+        if isinstance(values, str) or not isinstance(values, Sequence):
             raise DataError(
                 f"a row of {self.name} must be a tuple, list or dict, got {type(values).__name__}: {values!r}",
                 relation=self.name,
                 value=values,
             )
-        elif len(values) != len(self.columns):
+        if len(values) != len(self.columns):
             raise DataError(
                 f"a row of {self.name} has {len(self.columns)} columns ({', '.join(self.index_of)}), "
                 f"got {len(values)}: {tuple(values)!r}",
                 relation=self.name,
                 value=tuple(values),
             )
-        try:
-            return self.row._make(  # type: ignore[no-any-return]
-                [None if v is None else coerce(v) for coerce, v in zip(self._coercers, values, strict=True)]
-            )
-        except (ValueError, TypeError, OverflowError):
-            for column, value in zip(self.columns, values, strict=True):
-                self.check_value(column, value)
-            raise
+        row = self.row._make([self.check_value(c, v) for c, v in zip(self.columns, values, strict=True)])
+        self.check_required(row)
+        return row
 
     def check_value(self, column: Column, value: Any) -> Any:
         """The stored form of one value, or a DataError naming relation, column and value."""
@@ -203,6 +205,35 @@ class TableSchema(Relation):
                     table=self.name,
                 )
 
+    def changed(self, row: Row, changes: Mapping[str, Any]) -> Row:
+        """``row`` with these columns changed: types and NOT NULL checked, key columns refused."""
+        fields = list(row)
+        for name, value in changes.items():
+            place = self.index_of.get(name, -1)
+            if value is None or place < 0 or place in self.key_indexes:
+                fields[place] = self._check_change(name, value)
+            else:
+                try:
+                    fields[place] = self.coercers[place](value)
+                except (ValueError, TypeError, OverflowError):
+                    self.check_value(self.columns[place], value)
+                    raise
+        return tuple.__new__(self.row, fields)
+
+    def _check_change(self, name: str, value: Any) -> Any:
+        column = self.column(name)
+        if name in self.primary_key:
+            raise DataError(
+                f"{self.name}.{name} is part of the primary key; delete the row and insert the new one",
+                relation=self.name,
+                column=name,
+            )
+        if not column.nullable:
+            raise ConstraintError(
+                f"{self.name}.{name} is NOT NULL, got NULL", relation=self.name, constraint="NOT NULL", column=name
+            )
+        return value
+
     def partition_of(self, key: Key) -> tuple[Any, ...]:
         """The partition a key belongs to: the values of the ``partition_by`` columns."""
         return self._partition_of_key(key)
@@ -223,6 +254,44 @@ class TableSchema(Relation):
         if value is None:
             raise DataError(f"{self.name}.{name} is part of the key and can't be NULL", relation=self.name, column=name)
         return self.check_value(self.column(name), value)
+
+
+# how the stored form of a value is recognised, by family, as source
+_RECOGNISED = {
+    "integer": "type({v}) is int and {low} <= {v} <= {high}",
+    "text": "type({v}) is str",
+    "boolean": "type({v}) is bool",
+    "date": "type({v}) is date",
+    "interval": "type({v}) is timedelta",
+    "blob": "type({v}) is bytes",
+    "timestamp": "type({v}) is datetime and {v}.tzinfo is None",
+}
+
+
+def _fast_conform(columns: Sequence[Column], row: Any) -> Callable[[Sequence[Any]], Row | None]:
+    """A function that makes the row when every value is in its stored form already, and returns None otherwise.
+
+    Generated, because every row that enters or is written passes here: one test per column, no calls. What it does not
+    recognise is left to the slow path, which converts or explains.
+    """
+    names = [f"v{i}" for i in range(len(columns))]
+    tests = []
+    for name, column in zip(names, columns, strict=True):
+        kind = column.type
+        known = f"type({name}) is float" if kind.sql == "DOUBLE" else _RECOGNISED.get(kind.family, "False")
+        test = known.format(v=name, low=kind.low, high=kind.high)
+        tests.append(f"({name} is None or {test})" if column.nullable else test)
+    source = (
+        f"def fast(values):\n"
+        f"    if len(values) == {len(columns)}:\n"
+        f"        {', '.join(names)}, = values\n"
+        f"        if {' and '.join(tests)}:\n"
+        f"            return new(row, values)\n"
+    )
+    scope: dict[str, Any] = {"new": tuple.__new__, "row": row}
+    scope.update(date=dt.date, datetime=dt.datetime, timedelta=dt.timedelta)
+    exec(source, scope)
+    return scope["fast"]  # type: ignore[no-any-return]
 
 
 def row_class(name: str, names: Iterable[str]) -> Any:

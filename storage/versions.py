@@ -107,6 +107,7 @@ class VersionedTable:
         self.merging: dict[Key, bool] = {}  # the same, for changes that a merge is writing right now
         self.chained: set[Key] = set()  # keys with more than their newest version
         self.indexes = [SecondaryIndex(schema, index) for index in schema.indexes]
+        self.guarded = bool(schema.checks) or any(index.unique for index in self.indexes)
         self.changes = 0  # grows with every commit: overlays built for SQL are reused while it stands still
         self.overlay: Any = None  # the changes above the base as SQL reads them, kept by tidegate.storage.overlay
         self._load = load

@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -182,26 +183,36 @@ class View:
     def insert(self, table: str, row: Any = None, /, **values: Any) -> Any:
         """Insert one row, given as a sequence in column order, a dict, or keyword arguments; returns it as stored."""
         access = self._writable(table)
-        return self.insert_stored(access, self._conform(access, values if row is None else row))
+        return self._insert(access, access.table.schema.conform(values if row is None else row, self.default))
 
     def insert_stored(self, access: Access, new: Row) -> Row:
         """Insert a row whose values are in their stored form already."""
+        access.table.schema.check_required(new)
+        return self._insert(access, new)
+
+    def _insert(self, access: Access, new: Row) -> Row:
         schema = access.table.schema
         key = schema.key_of(new)
-        schema.check_required(new)
         if access.by_key:
             self.check_partition(access, key)
         if self.row_for_write(access, key) is not None:
             raise duplicate_key(schema, key)
-        self.put_checked(access, key, new, None)
+        if access.table.guarded:
+            self._check_constraints(access, key, new, None)
+        self.put(schema.name, key, new)
         return new
 
     def upsert(self, table: str, row: Any = None, /, **values: Any) -> Any:
         """Insert the row, or replace the one with its primary key; returns it as stored."""
         access = self._writable(table)
-        new = self._conform(access, values if row is None else row)
-        key = access.table.schema.key_of(new)
-        self.put_checked(access, key, new, self.row_for_write(access, key))
+        schema = access.table.schema
+        new = schema.conform(values if row is None else row, self.default)
+        key = schema.key_of(new)
+        if access.by_key:
+            self.check_partition(access, key)
+        if access.table.guarded:
+            self._check_constraints(access, key, new, self.row_for_write(access, key))
+        self.put(table, key, new)
         return new
 
     def update(self, table: str, key: Key, /, **changes: Any) -> Any:
@@ -211,20 +222,11 @@ class View:
         if old is None:
             return None
         schema = access.table.schema
-        fields = list(old)
-        for name, value in changes.items():
-            place = schema.index_of.get(name)
-            if place is None:
-                schema.column(name)
-            elif place in schema.key_indexes:
-                raise DataError(
-                    f"{table}.{name} is part of the primary key; delete the row and insert the new one",
-                    relation=table, column=name,
-                )
-            else:
-                fields[place] = schema.check_value(schema.columns[place], value)
-        new = schema.row._make(fields)
-        self.put_checked(access, schema.key_of(old), new, old)
+        new = schema.changed(old, changes)
+        key = schema.key_of(old)
+        if access.table.guarded:
+            self._check_constraints(access, key, new, old)
+        self.put(table, key, new)
         return new
 
     def delete(self, table: str, key: Key) -> bool:
@@ -238,14 +240,18 @@ class View:
 
     def put_checked(self, access: Access, key: Key, new: Row, old: Row | None) -> None:
         """Write ``new`` over ``old`` after the table's constraints agree."""
+        access.table.schema.check_required(new)
+        if access.table.guarded:
+            self._check_constraints(access, key, new, old)
+        self.put(access.table.name, key, new)
+
+    def _check_constraints(self, access: Access, key: Key, new: Row, old: Row | None) -> None:
         schema = access.table.schema
-        schema.check_required(new)
         if schema.checks:
             self.database.check_row(schema, new)
         for index in access.table.indexes:
             if index.unique:
                 self.check_unique(access, index, key, new, old)
-        self.put(schema.name, key, new)
 
     def put(self, table: str, key: Key, row: Row | None) -> None:
         written = self.writes.get(table)
@@ -269,24 +275,19 @@ class View:
                     relation=schema.name, constraint="UNIQUE", key=key, value=value,
                 )
 
-    def _conform(self, access: Access, values: Any) -> Row:
-        schema = access.table.schema
-        row = schema.conform(values, self.default)
-        if None in row:
-            schema.check_required(row)
-        if access.by_key:
-            self.check_partition(access, schema.key_of(row))
-        return row
-
     def default(self, column: Column) -> Any:
         """The value of a column's DEFAULT, evaluated in this execution."""
         return self.database.default(self, column)
 
     def row_for_write(self, access: Access, key: Key) -> Row | None:
-        written = self.writes.get(access.table.name)
+        """The row that a write to this stored key would replace."""
+        table = access.table
+        written = self.writes.get(table.name)
         if written is not None and key in written:
             return written[key]
-        return access.table.read(key, self.position)
+        if table.complete and key not in table.rows:
+            return None
+        return table.read(key, self.position)
 
     # ---- access
 
@@ -306,12 +307,10 @@ class View:
     def undeclared(self, table: str) -> Access:
         known = self.database.tables
         if table not in known:
-            for name in known:
-                if isinstance(table, str) and name.lower() == table.lower() and name in self.access:
-                    return self.access[name]
+            close = get_close_matches(str(table), known, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"the app has {', '.join(sorted(known)) or 'no tables'}"
             raise AccessError(
-                f"procedure {self.procedure} uses table {table!r}, which does not exist; "
-                f"the app has {', '.join(sorted(known)) or 'no tables'}",
+                f"procedure {self.procedure} uses table {table!r}, which does not exist; {hint}",
                 procedure=self.procedure, relation=table,
             )
         raise AccessError(

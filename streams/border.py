@@ -41,12 +41,8 @@ class Border:
                 relation=self.name,
                 value=rows,
             )
-        relation = self.relation
-        checked = [relation.conform(row) for row in rows]
-        if relation.required:
-            for row in checked:
-                relation.check_required(row)
-        return checked
+        conform = self.relation.conform
+        return [conform(row) for row in rows]
 
     def split(self, rows: list[Row]) -> dict[Any, list[Row]]:
         """One list of rows per key value, in order of first appearance; ``{None: rows}`` on a stream without key."""

@@ -34,6 +34,7 @@ from tidegate.txn.scheduler import Scheduler
 from tidegate.txn.ticket import Ticket
 from tidegate.views import Merge, query
 
+MERGE_CHECK = 250  # batches between two looks at how much is unmerged
 FEED_AHEAD = 1_000  # rows read ahead by feed(), whose keys are fetched together
 
 
@@ -84,6 +85,7 @@ class Engine:
         self.borders = {s.name: Border(s.relation, s.key) for s in app.streams.values() if s.border}
         self.merges: list[Merge] = []
         self.sequence = 0
+        self._checked = 0  # sequence number at the last look at how much is unmerged
         self._closed = False
         self._merging = threading.Lock()
         self._ahead = self._prefetch_plan()
@@ -163,12 +165,13 @@ class Engine:
         with self.lock:
             self._work_begins()
             inline = self.executor.inline_plan(border.name)
+            now = self.clock.now()
             for start in range(0, len(rows), size):
                 for key, part in border.split(rows[start : start + size]).items():
                     count += 1
                     if inline is not None and self.scheduler.idle:
                         self.sequence += 1
-                        self.executor.run_inline(inline, self.sequence, border.accept(key, part), self.clock.now(), None)
+                        self.executor.run_inline(inline, self.sequence, border.accept(key, part), now, None)
                     else:
                         self._make_room(border.name, None)
                         self.enter(border.accept(key, part), Ticket(self.executor.wait))
@@ -239,22 +242,21 @@ class Engine:
                     stream=border.name, batch_id=batch_id, last_id=execution.batch_id,
                 )
 
+    def _has_room(self) -> bool:
+        return len(self.scheduler.live) + len(self.scheduler.parked) < self.config.capacity
+
     def _make_room(self, name: str, timeout_s: float | None) -> None:
         """Back-pressure: wait for the queues to drain (threads), or refuse."""
-        capacity = self.config.capacity
-
-        def room() -> bool:
-            return len(self.scheduler.live) + len(self.scheduler.parked) < capacity
-
-        if room():
+        if self._has_room():
             return
         if self.config.executor == "threads" and timeout_s != 0:
-            self.executor.ended.wait_for(lambda: room() or self._closed, timeout_s)
-        if not room():
+            self.executor.ended.wait_for(lambda: self._has_room() or self._closed, timeout_s)
+        if not self._has_room():
             raise Overloaded(
-                f"{capacity} executions are unfinished, so {name} takes no more for now; see tidegate.executions for what "
-                f"they wait for, then push again (the setting is Config.capacity)",
-                stream=name, capacity=capacity,
+                f"{self.config.capacity} executions are unfinished, so {name} takes no more for now; see tidegate.executions "
+                f"for what they wait for, then push again (the setting is Config.capacity)",
+                stream=name,
+                capacity=self.config.capacity,
             )
 
     # ---- running
@@ -333,6 +335,9 @@ class Engine:
             self.merges.append(Merge(len(self.merges) + 1, rows, self.clock.monotonic() - started, self.clock.now()))
 
     def _merge_if_due(self) -> None:
+        if self.sequence - self._checked < MERGE_CHECK:
+            return
+        self._checked = self.sequence
         if self.database.unmerged >= self.config.merge_rows and not self._merging.locked():
             self.checkpoint()
 

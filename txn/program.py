@@ -29,9 +29,9 @@ class Program:
         self.name = procedure.name
         self.function: Callable[..., Any] = procedure.function
         self.inputs = procedure.inputs
-        self.single_input = procedure.inputs[0] if len(procedure.inputs) == 1 else None
         self.outputs: dict[str, Relation] = {name: app.streams[name].relation for name in procedure.outputs}
         self.awaited = tuple(s for s in procedure.inputs if app.streams[s].awaited)
+        self.plain_input = procedure.inputs[0] if len(procedure.inputs) == 1 and not self.awaited else None
         declared = graph.access_of[procedure.name]
         self.access = {access.table: bind_access(access, database) for access in declared}
         self.by_key = tuple(access.table for access in declared if access.by_key)

@@ -51,9 +51,14 @@ class Runtime:
         members = txn.unit.members
         while txn.cursor < len(members):
             program = members[txn.cursor]
-            batches = self._inputs_of(txn, program)
-            if isinstance(batches, str):
-                return batches
+            batches: list[Batch] | str | None
+            if program.plain_input is not None:
+                batch = txn.streams.get(program.plain_input)
+                batches = None if batch is None else [batch]
+            else:
+                batches = self._inputs_of(txn, program)
+                if isinstance(batches, str):
+                    return batches
             txn.cursor += 1
             if batches is not None:
                 self._run(txn, program, batches)
@@ -63,14 +68,10 @@ class Runtime:
 
     def _inputs_of(self, txn: Transaction, program: Program) -> list[Batch] | str | None:
         """The member's batches; None when one has no rows; the stream's name when one is still awaited."""
-        streams = txn.streams
-        if program.single_input is not None and not program.awaited:
-            batch = streams.get(program.single_input)
-            return None if batch is None else [batch]
         batches = []
         awaited = None
         for name in program.inputs:
-            batch = streams.get(name)
+            batch = txn.streams.get(name)
             if batch is not None:
                 batches.append(batch)
             elif name in program.awaited and len(txn.unit.members) > 1:

@@ -127,9 +127,6 @@ class Transaction(View):
             raise DataError(f"emit({stream!r}, …) takes a list of rows, got text {rows!r}", relation=stream)
         else:
             new = [relation.conform(row) for row in rows]
-        if relation.required:
-            for row in new:
-                relation.check_required(row)
         before = self.emitted.get(stream)
         if before is None:
             self.emitted[stream] = new
