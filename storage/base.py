@@ -75,8 +75,7 @@ class Base:
         return self.connection.cursor()
 
     def count(self, schema: TableSchema) -> int:
-        found = self.connection.cursor().execute(f"SELECT count(*) FROM {base_name(schema)}").fetchone()
-        assert found is not None
+        found = self.connection.cursor().execute(f"SELECT count(*) FROM {base_name(schema)}").fetchall()[0]
         return int(found[0])
 
     def scan(self, schema: TableSchema) -> Iterator[Row]:

@@ -13,7 +13,7 @@ from typing import Any
 from sqlglot import exp
 
 from tidegate.storage.assignments import insert_places, is_default, place_of
-from tidegate.storage.changes import delete_rows, insert_rows, update_rows
+from tidegate.storage.changes import OnConflict, delete_rows, insert_rows, update_rows
 from tidegate.storage.conflicts import compiled_conflict
 from tidegate.storage.expressions import Code, Compiler, Fold, NotCompilable, Scope, conjuncts
 from tidegate.storage.parsing import Parsed, target_table
@@ -112,7 +112,7 @@ def _find(target: _Target, where: exp.Expression | None) -> tuple[Find, str]:
                 text = parts[0] if len(parts) == 1 else f"({', '.join(parts)})"
                 return _by_key(schema.name, compiler.function(text, "p"), len(parts) > 1, matches), path
             values = compiler.function(f"({', '.join(parts)},)", "p")
-            return _by_index(schema.name, number, places, values, matches), path
+            return _by_index(schema.name, number, values, matches), path
     raise NotCompilable
 
 
@@ -145,7 +145,7 @@ def _by_key(table: str, key_of: Callable[[Any], Any], wide: bool, matches: Any) 
     return find
 
 
-def _by_index(table: str, number: int, places: tuple[int, ...], values_of: Any, matches: Any) -> Find:
+def _by_index(table: str, number: int, values_of: Any, matches: Any) -> Find:
     def find(view: View, values: tuple[Any, ...]) -> list[Row]:
         access = view.access.get(table) or view.undeclared(table)
         wanted = values_of(values)
@@ -153,17 +153,16 @@ def _by_index(table: str, number: int, places: tuple[int, ...], values_of: Any, 
             return []
         if not view.hold(access):
             raise Fallback
-        rows = []
-        for key in view.index_keys(access, access.table.indexes[number], wanted):
-            row = view.row(access, key)
-            if (
-                row is not None
-                and all(row[place] == value for place, value in zip(places, wanted, strict=True))
-                and (matches is None or matches(row, values))
-            ):
-                rows.append(row)
-        rows.sort(key=access.table.schema.key_of)
-        return rows
+        index = access.table.indexes[number]
+        looked_up = wanted if len(wanted) > 1 else wanted[0]
+        rows = [
+            row
+            for key in view.index_keys(access, index, wanted)
+            if (row := view.row(access, key)) is not None and index.value_of(row) == looked_up
+        ]
+        if access.by_key:
+            rows = view.in_partition(access, rows)
+        return rows if matches is None else [row for row in rows if matches(row, values)]
 
     return find
 
@@ -240,6 +239,7 @@ def compile_update(parsed: Parsed, returning: Any, fold: Fold) -> Compiled:
             new = renew(old, values, view)
             view.put_checked(access, key_of(old), new, old)
             return Rows((), 1) if project is None else Rows((project(new, values),))
+        olds.sort(key=key_of)
         news = [renew(old, values, view) for old in olds]
         update_rows(view, access, list(zip(olds, news, strict=True)))
         return _affected(news, project, values)
@@ -251,11 +251,13 @@ def compile_delete(parsed: Parsed, returning: Any, fold: Fold) -> Compiled:
     target = _change_target(parsed, fold, {"this", "where", "returning"})
     find, path = _find(target, parsed.tree.args.get("where"))
     project = _returning(target, parsed.tree, returning)
-    name = target.schema.name
+    name, key_of = target.schema.name, target.schema.key_of
 
     def run(view: View, values: tuple[Any, ...]) -> Rows:
         access = view.writable(name)
         rows = find(view, values)
+        if len(rows) > 1:
+            rows.sort(key=key_of)
         result = _affected(rows, project, values)
         delete_rows(view, access, rows)
         return result
@@ -319,14 +321,39 @@ def compile_insert(parsed: Parsed, returning: Any, fold: Fold) -> Compiled:
         access = view.writable(name)
         return _affected(insert_rows(view, access, make(values, view), conflict, values), project, values)
 
-    if conflict is None and len(source.expressions) == 1:
-        return Compiled(_insert_one(name, make, project), "values")
+    if len(source.expressions) == 1:
+        if conflict is None:
+            return Compiled(_insert_one(name, make, project), "values")
+        if not any(i.unique for i in target.schema.indexes) and conflict.columns <= frozenset(target.schema.primary_key):
+            return Compiled(_upsert_one(target.schema, make, conflict, project), "values")
     return Compiled(run, "values")
 
 
 def _insert_one(name: str, make: Any, project: Project | None) -> Run:
     def run(view: View, values: tuple[Any, ...]) -> Rows:
         row = view.insert_stored(view.writable(name), make(values, view)[0])
+        return Rows((), 1) if project is None else Rows((project(row, values),))
+
+    return run
+
+
+def _upsert_one(schema: TableSchema, make: Any, conflict: OnConflict, project: Project | None) -> Run:
+    """One row, and only the primary key to conflict with."""
+    name, key_of, resolve = schema.name, schema.key_of, conflict.resolve
+
+    def run(view: View, values: tuple[Any, ...]) -> Rows:
+        access = view.writable(name)
+        row = make(values, view)[0]
+        schema.check_required(row)
+        key = key_of(row)
+        if access.by_key:
+            view.check_partition(access, key)
+        old = view.row_for_write(access, key)
+        if old is not None:
+            row = resolve(view, ((old, row),), values)[0] if resolve is not None else None
+            if row is None:
+                return Rows((), 0)
+        view.put_checked(access, key, row, old)
         return Rows((), 1) if project is None else Rows((project(row, values),))
 
     return run

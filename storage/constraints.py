@@ -29,7 +29,7 @@ def folding(execute: Callable[[str], Any]) -> Fold:
 
     def fold(sql: str) -> tuple[Any, str]:
         try:
-            found = execute(f"SELECT {sql}, typeof({sql})").fetchone()
+            found = execute(f"SELECT {sql}, typeof({sql})").fetchall()[0]
         except duckdb.Error:
             raise NotCompilable from None
         return found[0], str(found[1])
@@ -70,12 +70,11 @@ class Checks:
         table = f'(SELECT {", ".join(names)}, "tg:place" FROM tg_checked AS r) AS "{self.schema.name}"'
         sql = f'SELECT min("tg:place") FROM {table} WHERE NOT ({check.expression})'
         try:
-            found = session.cursor.execute(sql).fetchone()
+            found = session.cursor.execute(sql).fetchall()[0]
         except duckdb.Error as error:
             raise StatementError(
                 f"CHECK ({check.expression}) of {self.schema.name}: {str(error).splitlines()[0]}", sql=check.expression
             ) from None
-        assert found is not None
         return None if found[0] is None else rows[found[0]]
 
 
@@ -125,8 +124,7 @@ _DIRECT = {"now": "TIMESTAMP", "today": "DATE", "time": "TIME", "random": "DOUBL
 
 def _evaluate(session: Session, sql: str, given: dict[str, Any], column: Column) -> Any:
     try:
-        found = session.cursor.execute(sql, given).fetchone()
+        found = session.cursor.execute(sql, given).fetchall()[0]
     except duckdb.Error as error:
         raise StatementError(f"DEFAULT of {column.name}: {str(error).splitlines()[0]}", sql=sql) from None
-    assert found is not None
     return None if found[0] is None else column.type.coerce(tupled(found[0]))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +22,24 @@ if TYPE_CHECKING:
 class Scratch:
     """An empty in-memory DuckDB with the declared tables and streams: it reads DDL and binds statements.
 
-    Nothing is ever stored in it. One app has one; it is not shared between threads.
+    Nothing is ever stored in it. One app has one; a DuckDB connection serves one thread at a time, so whoever uses it
+    while engines are at work holds ``lock``.
     """
 
     def __init__(self) -> None:
         self.connection = duckdb.connect(":memory:", config={"threads": "1"})
+        self.lock = threading.RLock()
+
+    @contextmanager
+    def tentatively(self) -> Iterator[None]:
+        """What is defined inside stays defined only if no error comes out."""
+        self.connection.execute("BEGIN")
+        try:
+            yield
+        except BaseException:
+            self.connection.execute("ROLLBACK")
+            raise
+        self.connection.execute("COMMIT")
         self.connection.execute("SET TimeZone = 'UTC'")
         self.connection.execute("SET enable_external_access = false")
 
@@ -42,7 +57,10 @@ class Scratch:
             )
         schema = self._read_schema(created.pop(), partition_by)
         for unknown in set(partition_by) - set(schema.index_of):
-            raise DeclarationError(f"table {schema.name} has no column {unknown!r} to partition by", table=schema.name)
+            raise DeclarationError(
+                f"table {schema.name} has no column {unknown!r} to partition by; it has {', '.join(schema.index_of)}",
+                table=schema.name,
+            )
         return schema
 
     def define_relation(self, name: str, columns: str) -> Relation:

@@ -2,18 +2,20 @@
 
 A table's name in a query stands for
 
-    base rows whose key is in no overlay  ∪  committed rows above the base  ∪  the execution's own writes
+    base rows whose key is not in the overlay  ∪  overlay rows
 
-The two overlays travel to DuckDB as Arrow tables; a deleted row is one whose ``tg:gone`` is true. The committed one is
-kept on the table and used again until something is committed or merged.
+where the overlay is the committed rows above the base that the execution sees, under its own writes. It travels to
+DuckDB as one Arrow table (each costs a query about a millisecond); a deleted row is one whose ``tg:gone`` is true.
+The committed part is kept on the table and used again until something is committed or merged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from tidegate.storage.base import arrow_table, base_name
@@ -42,26 +44,40 @@ class Session:
             self._shown[name] = table
 
 
-class _Cached(NamedTuple):
-    """The committed overlay, right for every reader who sees all of it."""
+class _Committed(NamedTuple):
+    """The committed part of an overlay, right for every reader who sees all of it."""
 
     changes: int
     newest_position: int
     newest_commit: int
+    places: dict[Key, int]
     arrow: pa.Table | None
 
 
 def table_source(view: View, session: Session, access: Access, partition: str) -> tuple[str, tuple[Any, ...]]:
     """SQL for the rows of one table as ``view`` sees them, and the values of its parameters ``$<partition>_<n>``."""
     schema = access.table.schema
-    committed = _committed(view, access)
-    if committed is not None:
-        session.show(f"tg_c:{schema.name}", committed)
-    written = view.writes.get(schema.name)
-    if written:
-        session.show(f"tg_w:{schema.name}", _overlay(schema, written.items()))
+    overlay = _overlay(schema, _committed(view, access), view.writes.get(schema.name))
+    if overlay is not None:
+        session.show(f"tg_o:{schema.name}", overlay)
     values = view.partitions[schema.name] if access.by_key else ()
-    return _source(schema, committed is not None, bool(written), partition if access.by_key else ""), values
+    return _source(schema, overlay is not None, partition if access.by_key else ""), values
+
+
+def _overlay(schema: TableSchema, committed: _Committed, written: dict[Key, Row | None] | None) -> pa.Table | None:
+    """Committed rows, those written over left out, and the written ones."""
+    if not written:
+        return committed.arrow
+    own = _changed(schema, written.items())
+    if committed.arrow is None:
+        return own
+    hidden = [place for key in written if (place := committed.places.get(key)) is not None]
+    kept = committed.arrow
+    if hidden:
+        mask = np.ones(len(committed.places), dtype=bool)
+        mask[hidden] = False
+        kept = kept.filter(pa.array(mask))
+    return pa.concat_tables([kept, own])
 
 
 def relation_source(session: Session, relation: Relation, rows: Any) -> str:
@@ -82,33 +98,20 @@ def _relation(relation: Relation) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _source(schema: TableSchema, committed: bool, written: bool, partition: str) -> str:
+def _source(schema: TableSchema, overlaid: bool, partition: str) -> str:
     columns = ", ".join(f"b.{quote(column.name)}" for column in schema.columns)
-    parts = [f"SELECT {columns} FROM {base_name(schema)} AS b"]
-    if committed:
-        parts[0] += _without(schema, "b", "tg_c")
-        parts.append(f"SELECT {_casts('c', schema)} FROM {quote('tg_c:' + schema.name)} AS c")
-        if written:
-            parts[1] += _without(schema, "c", "tg_w")
-        parts[1] += f" WHERE NOT c.{quote(GONE)}"
-    if written:
-        parts[0] += _without(schema, "b", "tg_w")
-        parts.append(f"SELECT {_casts('w', schema)} FROM {quote('tg_w:' + schema.name)} AS w WHERE NOT w.{quote(GONE)}")
-    text = " UNION ALL ".join(parts)
+    text = f"SELECT {columns} FROM {base_name(schema)} AS b"
+    if overlaid:
+        changed = quote(f"tg_o:{schema.name}")
+        same = " AND ".join(
+            f"b.{quote(name)} = CAST(o.{quote(name)} AS {schema.column(name).type.sql})" for name in schema.primary_key
+        )
+        text += f" ANTI JOIN {changed} AS o ON {same}"
+        text += f" UNION ALL SELECT {_casts('o', schema)} FROM {changed} AS o WHERE NOT o.{quote(GONE)}"
     if partition:
         mine = " AND ".join(f"{quote(name)} = ${partition}_{i}" for i, name in enumerate(schema.partition_by))
         text = f"SELECT * FROM ({text}) WHERE {mine}"
     return text
-
-
-def _without(schema: TableSchema, alias: str, overlay: str) -> str:
-    """Leave out rows whose key is in an overlay."""
-    on = " AND ".join(
-        f"CAST({alias}.{quote(name)} AS {schema.column(name).type.sql}) = "
-        f"CAST({overlay}.{quote(name)} AS {schema.column(name).type.sql})"
-        for name in schema.primary_key
-    )
-    return f" ANTI JOIN {quote(f'{overlay}:{schema.name}')} AS {overlay} ON {on}"
 
 
 def _casts(alias: str, relation: Relation) -> str:
@@ -117,42 +120,44 @@ def _casts(alias: str, relation: Relation) -> str:
     )
 
 
-def _committed(view: View, access: Access) -> pa.Table | None:
-    """The committed rows above the base that ``view`` sees, deletions included; None when there are none."""
+def _committed(view: View, access: Access) -> _Committed:
+    """The committed rows above the base that ``view`` sees, deletions included."""
     table = access.table
-    cached: _Cached | None = table.overlay
-    changes = table.changes
+    cached: _Committed | None = table.overlay
+    changes = table.changes  # read before the rows: a commit in between makes this overlay a stale one, not a wrong one
     if cached is not None and cached.changes == changes and _sees_all(view, access, cached):
-        return cached.arrow
+        return cached
     keys = list(table.overlay_keys())
     heads = [head for key in keys if (head := table.rows.get(key)) is not None]
-    rows = [(key, view.read_below(access, key)) for key in keys]
-    fresh = _Cached(
+    fresh = _Committed(
         changes,
         max((head[0] for head in heads), default=BASE),
         max((head[3] for head in heads), default=0),
-        _overlay(table.schema, rows) if rows else None,
+        {key: place for place, key in enumerate(keys)},
+        _changed(table.schema, [(key, view.read_below(access, key)) for key in keys]) if keys else None,
     )
     if _sees_all(view, access, fresh):
         table.overlay = fresh
-    return fresh.arrow
+    return fresh
 
 
-def _sees_all(view: View, access: Access, cached: _Cached) -> bool:
-    return view.commit >= cached.newest_commit if access.committed else view.position > cached.newest_position
+def _sees_all(view: View, access: Access, committed: _Committed) -> bool:
+    if access.committed:
+        return view.commit >= committed.newest_commit
+    return view.position > committed.newest_position
 
 
-def _overlay(schema: TableSchema, changes: Iterable[tuple[Key, Row | None]]) -> pa.Table:
-    rows: list[Sequence[Any]] = []
+def _changed(schema: TableSchema, changes: Iterable[tuple[Key, Row | None]]) -> pa.Table:
+    rows: list[Row] = []
     gone: list[bool] = []
     for key, row in changes:
         gone.append(row is None)
         rows.append(_key_only(schema, key) if row is None else row)
-    return arrow_table(schema, rows).append_column(GONE, pa.array(gone, type=pa.bool_()))  # type: ignore[arg-type]
+    return arrow_table(schema, rows).append_column(GONE, pa.array(gone, type=pa.bool_()))
 
 
-def _key_only(schema: TableSchema, key: Key) -> list[Any]:
+def _key_only(schema: TableSchema, key: Key) -> Row:
     row: list[Any] = [None] * len(schema.columns)
     for place, part in zip(schema.key_indexes, (key,) if len(schema.key_indexes) == 1 else key, strict=True):
         row[place] = part
-    return row
+    return tuple(row)

@@ -87,10 +87,9 @@ class Query:
         try:
             self._scratch.execute(f"PREPARE tidegate_query AS {text}")
             self._scratch.execute("DEALLOCATE tidegate_query")
-            found = self._scratch.execute("SELECT json_serialize_sql($1)", [text]).fetchone()
+            found = self._scratch.execute("SELECT json_serialize_sql($1)", [text]).fetchall()[0]
         except duckdb.Error as error:
             raise self.failed(error) from None
-        assert found is not None
         for node in _walk(json.loads(found[0])):
             self._refuse(node)
 
@@ -109,8 +108,7 @@ class Query:
 
     def rows(self, view: View, values: Sequence[Any], extra: Extra = {}) -> list[tuple[Any, ...]]:  # noqa: B006
         """The answer as plain tuples."""
-        found = self._run(view, values, extra, lambda cursor: (cursor.description, cursor.fetchall()))
-        description, rows = found
+        description, rows = self._run(view, values, extra, _fetch_rows)
         lists = [i for i, column in enumerate(description or ()) if str(column[1]).endswith("]")]
         if lists:
             rows = [tuple(tupled(v) if i in lists else v for i, v in enumerate(row)) for row in rows]
@@ -118,7 +116,7 @@ class Query:
 
     def arrow(self, view: View, values: Sequence[Any], names: Sequence[str]) -> pa.Table:
         """The answer as an Arrow table."""
-        table = self._run(view, values, {}, lambda cursor: cursor.to_arrow_table())
+        table = self._run(view, values, {}, _fetch_arrow)
         return table.rename_columns(list(names))
 
     def _run(self, view: View, values: Sequence[Any], extra: Extra, fetch: Any) -> Any:
@@ -127,13 +125,13 @@ class Query:
         try:
             if not database.concurrent:
                 text, given = self._text(view, session, values, extra)
-                return fetch(session.cursor.execute(text, given))
+                return fetch(session.cursor, text, given)
             with database.base.gate:
                 text, given = self._text(view, session, values, extra)
                 session.cursor.execute("BEGIN TRANSACTION READ ONLY")
                 session.cursor.execute(f"SELECT count(*) FROM {META}").fetchall()
             try:
-                return fetch(session.cursor.execute(text, given))
+                return fetch(session.cursor, text, given)
             finally:
                 session.cursor.execute("ROLLBACK")
         except duckdb.Error as error:
@@ -159,6 +157,15 @@ class Query:
 
     def failed(self, error: duckdb.Error) -> StatementError:
         return StatementError(f"{str(error).strip().splitlines()[0]}\n  {self.sql}", sql=self.sql)
+
+
+def _fetch_rows(cursor: Any, text: str, given: dict[str, Any]) -> tuple[Any, list[tuple[Any, ...]]]:
+    found = cursor.execute(text, given)
+    return found.description, found.fetchall()
+
+
+def _fetch_arrow(cursor: Any, text: str, given: dict[str, Any]) -> pa.Table:
+    return cursor.sql(text, params=given or None).to_arrow_table()
 
 
 def _walk(node: Any) -> Iterator[dict[str, Any]]:

@@ -322,6 +322,12 @@ class View:
     def _partition(self, access: Access) -> tuple[Any, ...]:
         return self.partitions[access.table.name]
 
+    def in_partition(self, access: Access, rows: Iterable[Row]) -> list[Row]:
+        """Those of ``rows`` that belong to the partition this execution works on."""
+        schema = access.table.schema
+        mine = self._partition(access)
+        return [row for row in rows if schema.partition_of(schema.key_of(row)) == mine]
+
     def check_partition(self, access: Access, key: Key) -> None:
         schema = access.table.schema
         mine = self._partition(access)

@@ -1,0 +1,85 @@
+"""The S-Store leaderboard: how many votes a second, against the same logic on bare dictionaries in the same run."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tidegate.benchmarks.setting import setting
+from tidegate.examples.leaderboard.app import leaderboard, start
+from tidegate.examples.leaderboard.reference import Contest, Vote, random_votes
+
+Progress = Callable[[str], None]
+
+
+def bench(votes: int = 30_000, rounds: int = 5, seed: int = 1, progress: Progress = lambda text: None) -> dict[str, Any]:
+    """Medians over ``rounds`` alternating rounds. One vote is one batch and one nested transaction of up to three
+    executions; ``feed`` is the bulk path, ``push`` makes a ticket for every vote.
+    """
+    cast = random_votes(votes, seed)
+    seconds: dict[str, list[float]] = {"dicts": [], "feed": [], "push": []}
+    correct = True
+    executions = 0
+    for number in range(rounds):
+        progress(f"round {number + 1} of {rounds}")
+        contest = Contest()
+        seconds["dicts"].append(_timed(lambda contest=contest: contest.run(cast)))
+        executions = votes + contest.valid + contest.valid // 1_000
+        for name, run in (("feed", _feed), ("push", _push)):
+            with start(leaderboard()) as engine:
+                seconds[name].append(_timed(lambda run=run, engine=engine: run(engine, cast)))
+                correct &= final_state(engine) == reference_state(contest)
+    per_vote = {name: statistics.median(times) / votes for name, times in seconds.items()}
+    return {
+        "votes": votes,
+        "valid_votes": contest.valid,
+        "executions": executions,
+        "rounds": rounds,
+        "votes_per_s": round(1 / per_vote["feed"]),
+        "push_votes_per_s": round(1 / per_vote["push"]),
+        "dicts_votes_per_s": round(1 / per_vote["dicts"]),
+        "overhead_us_per_execution": round((per_vote["feed"] - per_vote["dicts"]) * votes / executions * 1e6, 2),
+        "correct": correct,
+        **setting(),
+    }
+
+
+def _feed(engine: Any, votes: list[Vote]) -> None:
+    engine.feed("votes_in", votes)
+
+
+def _push(engine: Any, votes: list[Vote]) -> None:
+    for vote in votes:
+        engine.push("votes_in", [vote])
+
+
+def final_state(engine: Any) -> dict[str, Any]:
+    """Everything the contest is about, read back with SQL."""
+    rows = engine.query("SELECT id, total, trending FROM contestants ORDER BY id").rows
+    phones = engine.query("SELECT phone, used FROM phones WHERE used > 0 ORDER BY phone").rows
+    votes = engine.query("SELECT id FROM votes ORDER BY id").rows
+    return {
+        "totals": {row.id: row.total for row in rows},
+        "trending": {row.id: row.trending for row in rows},
+        "phones": {row.phone: row.used for row in phones},
+        "votes": [row.id for row in votes],
+    }
+
+
+def reference_state(contest: Contest) -> dict[str, Any]:
+    return {
+        "totals": contest.totals,
+        "trending": contest.trending,
+        "phones": {phone: used for phone, used in sorted(contest.phones.items()) if used > 0},
+        "votes": sorted(contest.votes),
+    }
+
+
+def _timed(run: Callable[[], object]) -> float:
+    gc.collect()
+    begin = time.perf_counter()
+    run()
+    return time.perf_counter() - begin

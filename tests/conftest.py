@@ -1,0 +1,61 @@
+"""What tests share: a clock that stands still, and engines over every executor that are closed afterwards."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tidegate
+
+EXECUTORS = ("serial", "manual", "threads")
+
+
+class SettableClock:
+    """Time that moves only when told to."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def now(self) -> dt.datetime:
+        return dt.datetime(2026, 1, 1) + dt.timedelta(seconds=self.seconds)
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+    def advance(self, seconds: float) -> None:
+        self.seconds += seconds
+
+
+@pytest.fixture()
+def clock() -> SettableClock:
+    return SettableClock()
+
+
+@pytest.fixture()
+def open_engine(clock: SettableClock) -> Iterator[Callable[..., tidegate.Engine]]:
+    """``open_engine(app, path=None, **settings)``: like tidegate.open, with the settable clock; closed afterwards."""
+    engines: list[tidegate.Engine] = []
+
+    def make(app: tidegate.App, path: Path | None = None, **settings: Any) -> tidegate.Engine:
+        engines.append(tidegate.open(app, path, clock=settings.pop("clock", clock), **settings))
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        engine.close()
+
+
+@pytest.fixture(params=EXECUTORS)
+def engine_of(
+    request: pytest.FixtureRequest, open_engine: Callable[..., tidegate.Engine]
+) -> Callable[..., tidegate.Engine]:
+    """``open_engine`` over every executor. After work has gone in, call ``engine.run_until_idle()``."""
+
+    def make(app: tidegate.App, path: Path | None = None, **settings: Any) -> tidegate.Engine:
+        return open_engine(app, path, **{"executor": request.param, "workers": 3, **settings})
+
+    return make
