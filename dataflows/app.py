@@ -20,6 +20,7 @@ from tidegate.dataflows.definitions import (
 from tidegate.dataflows.graph import Graph
 from tidegate.dataflows.validation import (
     check_access,
+    check_deadline,
     check_inputs,
     check_outputs,
     check_prefetch,
@@ -73,9 +74,12 @@ class App:
 
         ``partition_by``: columns whose value names a partition, the smallest thing that can be locked.
         """
+        if not isinstance(ddl, str) and not hasattr(ddl, "columns"):
+            raise DeclarationError(f"app.table takes CREATE TABLE text or a SQLAlchemy Table, got {ddl!r}")
         text = ddl if isinstance(ddl, str) else from_sqlalchemy(ddl)
-        schema = self.scratch.define_table(text, _names(partition_by))
-        self._new_relation("table", schema)
+        with self.scratch.lock, self.scratch.tentatively():
+            schema = self.scratch.define_table(text, _names(partition_by))
+            self._check_relation("table", schema)
         self.tables[schema.name] = schema
         return schema.name
 
@@ -96,10 +100,16 @@ class App:
         ``deadline_s`` and ``default``: for a border stream that a nested transaction waits on (a person's decision).
         """
         check_name("stream", name)
-        if name in self.streams or name in self.tables:
-            raise DeclarationError(f"the name {name!r} is taken by another {'table' if name in self.tables else 'stream'}")
-        relation = self.scratch.define_relation(name, columns)
-        self._new_relation("stream", relation)
+        self._name_is_free("stream", name)
+        with self.scratch.lock, self.scratch.tentatively():
+            relation = self.scratch.define_relation(name, columns)
+            self._check_relation("stream", relation)
+            self._check_key(name, relation, key, border)
+            rows = self._default(name, relation, key, border, deadline_s, default)
+        self.streams[name] = Stream(name, relation, border, key, deadline_s, rows)
+        return name
+
+    def _check_key(self, name: str, relation: Relation, key: str | None, border: bool) -> None:
         if key is not None and not border:
             raise DeclarationError(
                 f"stream {name} is interior: its batches take the key of the batch that caused them. "
@@ -112,34 +122,40 @@ class App:
             )
         if key is not None and not relation.column(key).type.hashable_key:
             raise DeclarationError(f"stream {name}: {key} is {relation.column(key).type}, which can't be a key", stream=name)
-        self.streams[name] = Stream(name, relation, border, key, deadline_s, self._default(name, relation, key, border,
-                                                                                          deadline_s, default))
-        return name
 
     def _default(self, name: str, relation: Relation, key: str | None, border: bool, deadline_s: float | None,
                  default: Mapping[str, Any] | Iterable[Mapping[str, Any]]) -> tuple[dict[str, Any], ...]:
-        rows = tuple(dict(row) for row in ([default] if isinstance(default, Mapping) else default))
+        rows = tuple([default] if isinstance(default, Mapping) else default)
+        for row in rows:
+            if not isinstance(row, Mapping):
+                raise DeclarationError(f"stream {name}: its default must be a dict by column name, or a list of such, "
+                                       f"got {row!r}", stream=name)
         if (deadline_s is None) != (not rows):
             raise DeclarationError(f"stream {name}: deadline_s and default go together: the default is pushed when the "
                                    f"deadline passes", stream=name)
         if deadline_s is not None and not border:
             raise DeclarationError(f"stream {name}: only a border stream can have a deadline", stream=name)
-        if deadline_s is not None and not deadline_s > 0:
-            raise DeclarationError(f"stream {name}: deadline_s must be positive, got {deadline_s!r}", stream=name)
+        if deadline_s is not None:
+            check_deadline(f"stream {name}", deadline_s)
         for row in rows:
             try:
-                relation._from_mapping({**row, **({key: row.get(key)} if key else {})}, None)
-                for column, value in row.items():
-                    relation.check_value(relation.column(column), value)
+                checked = relation.conform({**row, **({key: row.get(key)} if key else {})})
+                for place in relation.required:
+                    if relation.columns[place].name != key and checked[place] is None:
+                        relation.check_required(checked)
             except DataError as error:
                 raise DeclarationError(f"stream {name}: its default does not fit: {error}", stream=name) from None
-        return rows
+        return tuple(dict(row) for row in rows)
 
-    def _new_relation(self, kind: str, relation: Relation) -> None:
+    def _name_is_free(self, kind: str, name: str) -> None:
+        for taken in [*self.tables, *self.streams]:
+            if taken.lower() == name.lower():
+                other = "table" if taken in self.tables else "stream"
+                raise DeclarationError(f"{kind} {name}: the name is taken by the {other} {taken}; choose another", name=name)
+
+    def _check_relation(self, kind: str, relation: Relation) -> None:
         check_name(kind, relation.name)
-        for name in [*self.tables, *self.streams]:
-            if name.lower() == relation.name.lower():
-                raise DeclarationError(f"{kind} {relation.name}: the name is taken by {name}")
+        self._name_is_free(kind, relation.name)
         for column in relation.columns:
             if column.name.lower().startswith("tidegate"):
                 raise DeclarationError(f"{kind} {relation.name}: column name {column.name!r} is reserved")
@@ -152,7 +168,8 @@ class App:
         for procedure in self.procedures.values():
             for window_name, spec in procedure.windows.items():
                 relations.setdefault(window_name, Relation(window_name, self.streams[spec.stream].relation.columns))
-        return prepare(statement, self.tables, relations, self.scratch)
+        with self.scratch.lock:
+            return prepare(statement, self.tables, relations, self.scratch)
 
     def statement(self, statement: Any) -> Statement:
         """The prepared form of what ``txn.execute`` was given: prepared once, then remembered."""
@@ -196,7 +213,14 @@ class App:
                 f, inputs=inputs, outputs=outputs, reads=reads, writes=writes, windows=windows, retries=retries,
                 on_failure=on_failure, deadline_s=deadline_s, prefetch=prefetch,
             )
+        if not callable(function) or not hasattr(function, "__name__"):
+            raise DeclarationError(f"procedure {function!r} must be a function declared with def; "
+                                   f"streams are given by name: inputs=…, outputs=…")
+        if function.__name__ == "<lambda>":
+            raise DeclarationError("procedure <lambda> has no name to call it by; declare it with def")
         name = check_name("procedure", function.__name__)
+        if name in self.nested_groups:
+            raise DeclarationError(f"procedure {name!r}: there is a nested transaction of that name; rename one")
         if name in self.procedures:
             raise DeclarationError(f"there are two procedures called {name!r}; rename one", procedure=name)
         procedure = Procedure(
@@ -220,7 +244,19 @@ class App:
         found: dict[str, TableAccess] = {}
         for likes, write in ((reads, False), (writes, True)):
             for like in [likes] if isinstance(likes, (str, Partition, Committed)) else likes:
+                if not isinstance(like, (str, Partition, Committed)):
+                    raise DeclarationError(
+                        f"procedure {procedure}: reads= and writes= list table names, partition('table') or "
+                        f"committed('table'), got {like!r}",
+                        procedure=procedure,
+                    )
                 table = like if isinstance(like, str) else like.table
+                if write and isinstance(like, Committed):
+                    raise DeclarationError(
+                        f"procedure {procedure}: committed({table!r}) is a way of reading and goes into reads=; a write "
+                        f"needs its lock, writes=[{table!r}]",
+                        procedure=procedure,
+                    )
                 if table not in self.tables:
                     raise unknown(f"procedure {procedure}", "table", table, self.tables)
                 access = TableAccess(
@@ -241,12 +277,16 @@ class App:
 
     def nested(self, *members: Callable[..., Any] | str, name: str | None = None) -> str:
         """Declare connected procedures as one nested transaction per batch; returns its name."""
-        names = tuple(member if isinstance(member, str) else member.__name__ for member in members)
+        names = tuple(member if isinstance(member, str) else str(getattr(member, "__name__", member)) for member in members)
         label = name or "+".join(names)
         if label in self.nested_groups:
             raise DeclarationError(f"there are two nested transactions called {label!r}")
+        if label in self.procedures:
+            raise DeclarationError(f"nested transaction {label!r}: the name is taken by a procedure; choose another")
         if len(names) < 2:
             raise DeclarationError(f"nested transaction {label}: needs at least two procedures, got {len(names)}")
+        if len(set(names)) < len(names):
+            raise DeclarationError(f"nested transaction {label} names a procedure twice")
         for member in names:
             if member not in self.procedures:
                 raise unknown(f"nested transaction {label}", "procedure", member, self.procedures)

@@ -135,6 +135,12 @@ class Graph:
             behind = frozenset().union(
                 *(frozenset({s}) if self._stream(s).border else ancestors.get(s, frozenset()) for s in inputs)
             )
+            if awaited and not inputs:
+                raise DeclarationError(
+                    f"nested transaction {node} has no input but {', '.join(awaited)}, which has a deadline and can only "
+                    f"answer; declare that stream without deadline_s=, or give the first procedure an input to start it",
+                    nested=node,
+                )
             if len(members) > 1:
                 self._check_waits(node, members, inside, ancestors, behind)
             dataflow = names[node]
@@ -230,6 +236,14 @@ class Graph:
                     f"border=True if it is fed from outside",
                     stream=stream.name,
                 )
+        for procedure in self.app.procedures.values():
+            for name in procedure.inputs:
+                if self._stream(name).awaited and procedure.name not in self._group_of:
+                    raise DeclarationError(
+                        f"stream {name} has a deadline, but {procedure.name}, which reads it, is in no nested transaction "
+                        f"that could wait; declare app.nested(…) with it, or the stream without deadline_s= and default=",
+                        stream=name,
+                    )
         for trigger in self.app.triggers:
             if trigger.stream is not None and trigger.stream not in read | set(self._producer):
                 raise DeclarationError(f"the trigger on stream {trigger.stream} can never run: nothing uses the stream")

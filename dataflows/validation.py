@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from tidegate.dataflows.definitions import Procedure
+from tidegate.dataflows.definitions import Procedure, check_name
 from tidegate.errors import DeclarationError
 from tidegate.streams.windows import WindowSpec
 
@@ -77,9 +77,11 @@ def check_access(app: App, procedure: Procedure) -> None:
                 f"partition is its batch's key",
                 procedure=procedure.name,
             )
-        if not procedure.streaming and access.argument not in inspect.signature(procedure.function).parameters:
+        arguments = list(inspect.signature(procedure.function).parameters)[1:]
+        if not procedure.streaming and access.argument not in arguments:
             raise DeclarationError(
-                f"procedure {procedure.name}: {access} needs by= one of its parameters, got {access.argument!r}",
+                f"procedure {procedure.name}: {access} needs by= one of its arguments ({', '.join(arguments) or 'none'}), "
+                f"got {access.argument!r}",
                 procedure=procedure.name,
             )
 
@@ -97,13 +99,15 @@ def check_windows(app: App, procedure: Procedure) -> None:
                 f"inputs ({', '.join(procedure.inputs)}); a window is private to the procedure that reads the stream",
                 procedure=procedure.name,
             )
+        check_name(f"procedure {procedure.name}: window", name)
         if name in app.tables or name in app.streams:
             raise DeclarationError(f"procedure {procedure.name}: window name {name!r} is taken by a table or stream")
 
 
 def check_signature(app: App, procedure: Procedure) -> None:
     """The function can be called the way the engine will call it."""
-    if inspect.iscoroutinefunction(procedure.function) or inspect.isgeneratorfunction(procedure.function):
+    tests = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+    if any(test(procedure.function) for test in tests):
         raise DeclarationError(
             f"procedure {procedure.name} must be a plain function, not async or a generator: a transaction runs to its "
             f"end without giving way",
@@ -114,11 +118,12 @@ def check_signature(app: App, procedure: Procedure) -> None:
     try:
         if procedure.streaming:
             parameters.bind(*wanted)
-        elif not parameters.parameters:
-            raise TypeError("it takes no arguments")
+        else:
+            parameters.bind_partial(*wanted)
     except TypeError as error:
         raise DeclarationError(
-            f"procedure {procedure.name} is called as {procedure.name}({', '.join(wanted)}), but is defined as "
+            f"procedure {procedure.name} is called as {procedure.name}({', '.join(wanted)}"
+            f"{'' if procedure.streaming else ', …'}), but is defined as "
             f"{procedure.name}{parameters}: {error}",
             procedure=procedure.name,
         ) from None
@@ -128,8 +133,13 @@ def check_signature(app: App, procedure: Procedure) -> None:
         )
     if not isinstance(procedure.retries, int) or procedure.retries < 0:
         raise DeclarationError(f"procedure {procedure.name}: retries is a number from 0, got {procedure.retries!r}")
-    if procedure.deadline_s is not None and not procedure.deadline_s > 0:
-        raise DeclarationError(f"procedure {procedure.name}: deadline_s must be positive, got {procedure.deadline_s!r}")
+    if procedure.deadline_s is not None:
+        check_deadline(f"procedure {procedure.name}", procedure.deadline_s)
+
+
+def check_deadline(where: str, deadline_s: object) -> None:
+    if isinstance(deadline_s, bool) or not isinstance(deadline_s, (int, float)) or not deadline_s > 0:
+        raise DeclarationError(f"{where}: deadline_s must be a positive number of seconds, got {deadline_s!r}")
 
 
 def check_prefetch(app: App, procedure: Procedure) -> None:
@@ -137,11 +147,13 @@ def check_prefetch(app: App, procedure: Procedure) -> None:
     columns = {name for stream in procedure.inputs for name in app.streams[stream].relation.index_of}
     for table, column in procedure.prefetch.items():
         if table not in declared:
-            raise DeclarationError(f"procedure {procedure.name}: prefetch names table {table!r}, which it does not access")
+            raise DeclarationError(f"procedure {procedure.name}: prefetch names table {table!r}, which it does not access; "
+                                   f"add reads=[{table!r}] or writes=[{table!r}]")
         if len(app.tables[table].primary_key) != 1:
             raise DeclarationError(f"procedure {procedure.name}: prefetch needs a one-column key; {table} has more")
         if column not in columns:
-            raise DeclarationError(f"procedure {procedure.name}: prefetch column {column!r} is in none of its inputs")
+            raise DeclarationError(f"procedure {procedure.name}: prefetch column {column!r} is in none of its inputs, which have "
+                                   f"{', '.join(sorted(columns))}")
 
 
 def _no_repeats(procedure: Procedure, what: str, names: tuple[str, ...]) -> None:

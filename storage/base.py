@@ -86,12 +86,20 @@ class Base:
 
     def fetch(self, schema: TableSchema, keys: Sequence[Key]) -> dict[Key, Row]:
         """The rows with these keys, in one query."""
+        rows = self._matching(schema, schema.primary_key, self._key_table(schema, keys))
+        return {schema.key_of(row): row for row in rows}
+
+    def find(self, schema: TableSchema, columns: Sequence[str], values: Sequence[Any]) -> list[Row]:
+        """The rows whose columns equal these values."""
+        return self._matching(schema, columns, arrow_columns([schema.column(n) for n in columns], [tuple(values)]))
+
+    def _matching(self, schema: TableSchema, columns: Sequence[str], wanted: pa.Table) -> list[Row]:
         cursor = self.connection.cursor()
-        cursor.register("wanted", self._key_table(schema, keys))
-        on = " AND ".join(f"t.{quote(n)} = {_cast('w', schema.column(n))}" for n in schema.primary_key)
+        cursor.register("wanted", wanted)
+        on = " AND ".join(f"t.{quote(n)} = {_cast('w', schema.column(n))}" for n in columns)
         rows = cursor.execute(f"SELECT t.* FROM {base_name(schema)} t SEMI JOIN wanted w ON {on}").fetchall()
         cursor.close()
-        return {schema.key_of(row): row for row in stored_rows(schema, rows)}
+        return list(stored_rows(schema, rows))
 
     # ---- writing
 

@@ -12,7 +12,7 @@ from tidegate.storage.base import Base
 from tidegate.storage.constraints import Checks, Default, prepare_default
 from tidegate.storage.overlay import Session
 from tidegate.storage.schema import Column, Key, Row, TableSchema
-from tidegate.storage.versions import VersionedTable
+from tidegate.storage.versions import SecondaryIndex, VersionedTable
 from tidegate.storage.view import View, WriteSet
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ class Database:
         self.tables: dict[str, VersionedTable] = {}
         self.commits = 0
         self.concurrent = False  # set when several threads use it: readers then fix a snapshot, see Base.gate
+        self._too_large: dict[str, int] = {}  # tables that did not fit in memory -> number of merges at that time
+        self._loading = threading.Lock()
         self._local = threading.local()
         self._sessions: list[Session] = []
         self._checks: dict[str, Checks] = {}
@@ -43,21 +45,27 @@ class Database:
     # ---- memory
 
     def _load(self, table: VersionedTable, keys: Sequence[Key]) -> dict[Key, Row] | None:
-        if self.base.count(table.schema) <= self.cached_rows:
-            self.load_all(table)
-            return None
-        return self.base.fetch(table.schema, keys)
+        return None if self.hold(table) else self.base.fetch(table.schema, keys)
 
     def load_all(self, table: VersionedTable) -> None:
         """Hold the whole table in memory from now on (until it outgrows the bound at a merge)."""
-        if not table.complete:
-            table.fill(self.base.scan(table.schema))
+        with self._loading:
+            if not table.complete:
+                table.fill(self.base.scan(table.schema))
 
     def hold(self, table: VersionedTable) -> bool:
         """Hold the whole table in memory if it fits; says whether it is."""
-        if not table.complete and self.base.count(table.schema) <= self.cached_rows:
-            self.load_all(table)
+        if not table.complete and self._too_large.get(table.name) != self.base.merges:
+            if self.base.count(table.schema) <= self.cached_rows:
+                self.load_all(table)
+            else:
+                self._too_large[table.name] = self.base.merges
         return table.complete
+
+    def cover(self, table: VersionedTable, index: SecondaryIndex, values: tuple[Any, ...]) -> None:
+        """Bring the rows with these indexed values into memory, so that the index knows all of them."""
+        if not self.hold(table):
+            table.take(self.base.find(table.schema, index.columns, values))
 
     def prefetch(self, table: str, keys: Iterable[Key]) -> None:
         """Bring these rows into memory in one query."""

@@ -49,19 +49,14 @@ class Scratch:
         try:
             self.connection.execute(ddl)
         except duckdb.Error as error:
-            raise DeclarationError(f"DuckDB refuses this DDL: {error}\n  {_shorten(ddl)}", ddl=ddl) from None
+            taken = "; the name is taken, choose another" if "already exists" in str(error) else ""
+            raise DeclarationError(f"DuckDB refuses this DDL: {error}{taken}\n  {_shorten(ddl)}", ddl=ddl) from None
         created = self._tables() - before
         if len(created) != 1:
             raise DeclarationError(
                 f"expected DDL that creates one table, this creates {len(created)}: {_shorten(ddl)}", ddl=ddl
             )
-        schema = self._read_schema(created.pop(), partition_by)
-        for unknown in set(partition_by) - set(schema.index_of):
-            raise DeclarationError(
-                f"table {schema.name} has no column {unknown!r} to partition by; it has {', '.join(schema.index_of)}",
-                table=schema.name,
-            )
-        return schema
+        return self._read_schema(created.pop(), partition_by)
 
     def define_relation(self, name: str, columns: str) -> Relation:
         """The relation ``name`` with columns given as in CREATE TABLE: ``"phone BIGINT, contestant INTEGER"``."""
@@ -86,7 +81,13 @@ class Scratch:
             if generated:
                 raise DeclarationError(f"{table}.{name} is a generated column, which is not supported; "
                                        f"compute it in the procedure or in a query", table=table)
-        return tuple(Column(name, column_type(kind), nullable, default) for name, kind, nullable, default, _ in rows)
+        found = []
+        for name, kind, nullable, default, _ in rows:
+            try:
+                found.append(Column(name, column_type(kind), nullable, default))
+            except DeclarationError as error:
+                raise DeclarationError(f"{table}.{name}: {error}", table=table, column=name) from None
+        return tuple(found)
 
     def _read_schema(self, table: str, partition_by: tuple[str, ...]) -> TableSchema:
         primary_key: tuple[str, ...] = ()
@@ -113,9 +114,15 @@ class Scratch:
             "SELECT index_name, is_unique, expressions FROM duckdb_indexes() WHERE table_name = ?", [table]
         ).fetchall():
             indexes.append(Index(name, self._index_columns(table, name, expressions), unique))
+        columns = self._columns(table)
+        names = [column.name for column in columns]
+        for unknown in sorted(set(partition_by) - set(names)):
+            raise DeclarationError(
+                f"table {table} has no column {unknown!r} to partition by; it has {', '.join(names)}", table=table
+            )
         return TableSchema(
             name=table,
-            columns=self._columns(table),
+            columns=columns,
             primary_key=primary_key,
             checks=tuple(checks),
             indexes=tuple(indexes),

@@ -174,20 +174,24 @@ class VersionedTable:
                 for key in missing:
                     self._place(key, found.get(key))
 
-    def fill(self, rows: Iterable[Row]) -> None:
-        """Take every row of the base: from now on the table is complete."""
+    def take(self, rows: Iterable[Row]) -> None:
+        """Cache these rows of the base; what is in memory already is newer or the same."""
         key_of = self.schema.key_of
         for row in rows:
-            key = key_of(row)
-            if key not in self.rows:
-                self._place(key, row)
-        for key in [k for k, v in self.rows.items() if v == (BASE, None, None, 0)]:
-            del self.rows[key]
+            self._place(key_of(row), row)
+
+    def fill(self, rows: Iterable[Row]) -> None:
+        """Take every row of the base: from now on the table is complete."""
+        self.take(rows)
+        for key, version in list(self.rows.items()):
+            if version == (BASE, None, None, 0):
+                del self.rows[key]
         self.complete = True
 
     def _place(self, key: Key, row: Row | None) -> None:
-        self.rows[key] = (BASE, row, None, 0)
-        if row is not None:
+        """Cache a base row, unless a commit on another thread put a newer version there meanwhile."""
+        version: Version = (BASE, row, None, 0)
+        if self.rows.setdefault(key, version) is version and row is not None:
             for index in self.indexes:
                 index.add(row, key)
 

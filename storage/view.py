@@ -119,10 +119,12 @@ class View:
         access = self.access.get(table) or self.undeclared(table)
         schema = access.table.schema
         wanted = {name: schema.check_value(schema.column(name), value) for name, value in equals.items()}
-        index = access.table.index_on(wanted) if wanted and access.table.complete else None
+        index = access.table.index_on(wanted) if wanted else None
         keys: Iterable[Key]
         if index is not None:
-            keys = self.index_keys(access, index, tuple(wanted[name] for name in index.columns))
+            values = tuple(wanted[name] for name in index.columns)
+            self.database.cover(access.table, index, values)
+            keys = self.index_keys(access, index, values)
         else:
             self.database.load_all(access.table)
             keys = {**dict.fromkeys(access.table.rows), **dict.fromkeys(self.writes.get(table, ()))}
@@ -264,8 +266,9 @@ class View:
         value = index.value_of(new)
         if value is None or (old is not None and index.value_of(old) == value):
             return
-        self.database.load_all(access.table)
-        for other in self.index_keys(access, index, value if len(index.places) > 1 else (value,)):
+        values = value if len(index.places) > 1 else (value,)
+        self.database.cover(access.table, index, values)
+        for other in self.index_keys(access, index, values):
             row = self.row(access, other)
             if other != key and row is not None and index.value_of(row) == value:
                 schema = access.table.schema

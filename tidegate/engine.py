@@ -121,7 +121,8 @@ class Engine:
                 ticket.duplicate = bool(parts) and not fresh
                 parts = fresh
                 self._check_awaited(border, parts, batch_id)
-            self._make_room(stream, timeout_s)
+            if not self.app.streams[stream].awaited:  # an answer frees what waits for it
+                self._make_room(stream, timeout_s)
             for key, part in parts.items():
                 batch = border.accept(key, part, batch_id)
                 ticket.batch_ids.append(batch.id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,12 +41,15 @@ class DeadLetter:
     at: dt.datetime
 
 
+KEPT_ABORTS = 10_000
+
+
 class Journal:
-    """Implements the executors' ``Journal`` protocol."""
+    """Implements the executors' ``Journal`` protocol. The newest 10,000 aborts are kept, and every dead letter."""
 
     def __init__(self) -> None:
         self.commits: Counter[str] = Counter()
-        self.aborts: list[Abort] = []
+        self.aborts: deque[Abort] = deque(maxlen=KEPT_ABORTS)
         self.dead_letters: list[DeadLetter] = []
 
     def committed(self, txn: Transaction) -> None:

@@ -103,7 +103,9 @@ def restore(engine: Engine, meta: Mapping[str, Any]) -> None:
             sequence.last = last
             sequence.digests = {int(batch_id): digest for batch_id, digest in digests.items()}
     _restore_windows(engine, meta["windows"])
-    engine.journal.aborts = [Abort(**{**a, "at": dt.datetime.fromisoformat(a["at"])}) for a in meta["aborts"]]
+    engine.journal.aborts.extend(
+        Abort(**{**a, "at": dt.datetime.fromisoformat(a["at"])}) for a in meta["aborts"]
+    )
     engine.journal.dead_letters = [
         DeadLetter(**{**d, "at": dt.datetime.fromisoformat(d["at"])}) for d in meta["dead_letters"]
     ]

@@ -6,6 +6,7 @@ All three give the same results; the serial one is the reference.
 from __future__ import annotations
 
 import datetime as dt
+import logging
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
@@ -20,6 +21,8 @@ from tidegate.txn.scheduler import Execution, Scheduler
 from tidegate.txn.ticket import Ticket
 from tidegate.txn.transaction import Transaction
 from tidegate.txn.watchdog import Watchdog
+
+log = logging.getLogger("tidegate")
 
 
 class Journal(Protocol):
@@ -421,7 +424,10 @@ class ThreadExecutor(Executor):
                     if not self._stopping:
                         self._tick()
                 self._running += 1
-            self.run(execution)
+            try:
+                self.run(execution)
+            except BaseException:
+                log.exception("%s was stopped; this worker goes on", execution)
             with self.lock:
                 self._running -= 1
                 self._work.notify_all()
