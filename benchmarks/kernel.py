@@ -10,6 +10,7 @@ import statistics
 import time
 import tracemalloc
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import tidegate
@@ -60,13 +61,13 @@ def statement_cost(rounds: int, calls: int = 5_000) -> dict[str, float]:
             txn.insert("counters", (i, 0))
 
     for function in (load, get, change, run_select, run_update):
-        app.procedure(function, writes=["counters"])
+        app.procedure(writes=["counters"])(function)
     times: dict[str, list[float]] = {"get": [], "change": [], "run_select": [], "run_update": []}
     with tidegate.open(app) as engine:
         engine.call("load")
         for _ in range(rounds):
             for name, found in times.items():
-                found.append(_timed(lambda name=name: engine.call(name)) / calls * 1e6)
+                found.append(_timed(partial(engine.call, name)) / calls * 1e6)
     middle = {name: statistics.median(found) for name, found in times.items()}
     return {
         "row_get_us": round(middle["get"], 2),
@@ -109,7 +110,7 @@ def duckdb_cost(rounds: int, calls: int = 30) -> dict[str, float]:
         return seconds / calls
 
     for function in (load, touch, ask, touch_and_ask):
-        app.procedure(function, writes=["counters"])
+        app.procedure(writes=["counters"])(function)
     empty, full, own = [], [], []
     with tidegate.open(app) as engine:
         engine.call("load")
@@ -157,7 +158,7 @@ def growth(rounds: int, hits: int = 30_000) -> dict[str, float]:
         for rows, engine in engines.items():
             step = rows // 1_000 * 7 + 1
             batch = [((number * 31 + i * step) % rows,) for i in range(hits)]
-            rates[rows].append(hits / _timed(lambda engine=engine, batch=batch: engine.feed("hits", batch)))
+            rates[rows].append(hits / _timed(partial(engine.feed, "hits", batch)))
     for engine in engines.values():
         engine.close()
     middle = {rows: statistics.median(found) for rows, found in rates.items()}
@@ -215,7 +216,7 @@ def _calibrated(target_ms: float = 5.0) -> int:
     app.table("CREATE TABLE unused (id INTEGER PRIMARY KEY)")
     work = app.sql(WORK)
 
-    @app.procedure
+    @app.procedure()
     def run(txn: Transaction, rows: int) -> None:
         txn.execute(work, rows)
 
@@ -281,7 +282,7 @@ def _timed_overlap(locking: str, pairs: int) -> float:
         time.sleep(0.004)
         txn.upsert("prices", (1, price))
 
-    with tidegate.open(app, executor="threads", workers=4, locking=locking) as engine:  # type: ignore[arg-type]
+    with tidegate.open(app, executor="threads", workers=4, locking=locking) as engine:
         engine.call("change", 0)
 
         def run() -> None:

@@ -6,6 +6,7 @@ import gc
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from tidegate.benchmarks.setting import setting
@@ -26,11 +27,11 @@ def bench(votes: int = 30_000, rounds: int = 5, seed: int = 1, progress: Progres
     for number in range(rounds):
         progress(f"round {number + 1} of {rounds}")
         contest = Contest()
-        seconds["dicts"].append(_timed(lambda contest=contest: contest.run(cast)))
+        seconds["dicts"].append(_timed(partial(contest.run, cast)))
         executions = votes + contest.valid + contest.valid // 1_000
         for name, run in (("feed", _feed), ("push", _push)):
             with start(leaderboard()) as engine:
-                seconds[name].append(_timed(lambda run=run, engine=engine: run(engine, cast)))
+                seconds[name].append(_timed(partial(run, engine, cast)))
                 correct &= final_state(engine) == reference_state(contest)
     per_vote = {name: statistics.median(times) / votes for name, times in seconds.items()}
     return {

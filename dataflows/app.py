@@ -184,8 +184,7 @@ class App:
 
     def procedure(
         self,
-        function: F | None = None,
-        *,
+        *bare: Any,
         inputs: Names = (),
         outputs: Names = (),
         reads: Iterable[AccessLike] = (),
@@ -195,8 +194,8 @@ class App:
         on_failure: OnFailure = "halt",
         deadline_s: float | None = None,
         prefetch: Mapping[str, str] | None = None,
-    ) -> Any:
-        """Declare a plain function as a stored procedure; returns the function itself.
+    ) -> Callable[[F], F]:
+        """Declare a plain function as a stored procedure: ``@app.procedure(…)``. The function itself stays as it is.
 
         With ``inputs`` it is a *streaming* procedure, called ``function(txn, batch, …)`` with one batch per input, all
         of the same batch-id. Without, it is an *OLTP* procedure, called ``function(txn, *arguments)`` by
@@ -208,14 +207,32 @@ class App:
         ``deadline_s``: abort an execution that runs longer.
         ``prefetch``: ``{table: column}``: this input column holds keys of that table, fetched ahead in bulk.
         """
-        if function is None:
-            return lambda f: self.procedure(
-                f, inputs=inputs, outputs=outputs, reads=reads, writes=writes, windows=windows, retries=retries,
-                on_failure=on_failure, deadline_s=deadline_s, prefetch=prefetch,
+        if bare:
+            raise DeclarationError("write @app.procedure() with parentheses, and everything in them by keyword")
+
+        def declare(function: F) -> F:
+            name = self._procedure_name(function)
+            self._declare(
+                Procedure(
+                    name=name,
+                    function=function,
+                    inputs=_names(inputs),
+                    outputs=_names(outputs),
+                    access=self._access(name, reads, writes),
+                    windows=dict(windows or {}),
+                    retries=retries,
+                    on_failure=on_failure,
+                    deadline_s=deadline_s,
+                    prefetch=dict(prefetch or {}),
+                )
             )
+            return function
+
+        return declare
+
+    def _procedure_name(self, function: Any) -> str:
         if not callable(function) or not hasattr(function, "__name__"):
-            raise DeclarationError(f"procedure {function!r} must be a function declared with def; "
-                                   f"streams are given by name: inputs=…, outputs=…")
+            raise DeclarationError(f"procedure {function!r} must be a function declared with def")
         if function.__name__ == "<lambda>":
             raise DeclarationError("procedure <lambda> has no name to call it by; declare it with def")
         name = check_name("procedure", function.__name__)
@@ -223,20 +240,17 @@ class App:
             raise DeclarationError(f"procedure {name!r}: there is a nested transaction of that name; rename one")
         if name in self.procedures:
             raise DeclarationError(f"there are two procedures called {name!r}; rename one", procedure=name)
-        procedure = Procedure(
-            name=name, function=function, inputs=_names(inputs), outputs=_names(outputs),
-            access=self._access(name, reads, writes), windows=dict(windows or {}), retries=retries,
-            on_failure=on_failure, deadline_s=deadline_s, prefetch=dict(prefetch or {}),
-        )
+        return name
+
+    def _declare(self, procedure: Procedure) -> None:
         for check in (check_inputs, check_outputs, check_access, check_windows, check_signature, check_prefetch):
             check(self, procedure)
-        self.procedures[name] = procedure
+        self.procedures[procedure.name] = procedure
         try:
             Graph(self, partial=True)
         except DeclarationError:
-            del self.procedures[name]
+            del self.procedures[procedure.name]
             raise
-        return function
 
     def _access(
         self, procedure: str, reads: Iterable[AccessLike], writes: Iterable[AccessLike]
@@ -281,10 +295,10 @@ class App:
         label = name or "+".join(names)
         if label in self.nested_groups:
             raise DeclarationError(f"there are two nested transactions called {label!r}")
-        if label in self.procedures:
-            raise DeclarationError(f"nested transaction {label!r}: the name is taken by a procedure; choose another")
         if len(names) < 2:
             raise DeclarationError(f"nested transaction {label}: needs at least two procedures, got {len(names)}")
+        if label in self.procedures:
+            raise DeclarationError(f"nested transaction {label!r}: the name is taken by a procedure; choose another")
         if len(set(names)) < len(names):
             raise DeclarationError(f"nested transaction {label} names a procedure twice")
         for member in names:

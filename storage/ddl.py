@@ -28,6 +28,7 @@ class Scratch:
 
     def __init__(self) -> None:
         self.connection = duckdb.connect(":memory:", config={"threads": "1"})
+        self.relations: set[str] = set()
         self.lock = threading.RLock()
 
     @contextmanager
@@ -66,6 +67,7 @@ class Scratch:
             raise DeclarationError(
                 f"stream {name}: DuckDB refuses its columns {columns!r}: {error}", stream=name
             ) from None
+        self.relations.add(name)
         return Relation(name, self._columns(name))
 
     def _tables(self) -> set[str]:

@@ -100,9 +100,9 @@ class Relation:
                 relation=self.name,
                 value=tuple(values),
             )
-        row = self.row._make([self.check_value(c, v) for c, v in zip(self.columns, values, strict=True)])
-        self.check_required(row)
-        return row
+        made: Row = self.row._make([self.check_value(c, v) for c, v in zip(self.columns, values, strict=True)])
+        self.check_required(made)
+        return made
 
     def check_value(self, column: Column, value: Any) -> Any:
         """The stored form of one value, or a DataError naming relation, column and value."""

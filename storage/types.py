@@ -150,7 +150,9 @@ def _timestamp(value: Any) -> dt.datetime:
         raise ValueError(f"expected a datetime, got {type(value).__name__}")
     if value.tzinfo is not None:
         value = value.astimezone(dt.UTC).replace(tzinfo=None)
-    return dt.datetime(*value.timetuple()[:6], value.microsecond) if type(value) is not dt.datetime else value
+    if type(value) is not dt.datetime:  # a subclass such as pandas.Timestamp
+        return dt.datetime.combine(value.date(), value.time())
+    return value
 
 
 def _exactly(kind: type, word: str) -> Callable[[Any], Any]:

@@ -124,23 +124,25 @@ class VersionedTable:
 
     def read(self, key: Key, position: Position) -> Row | None:
         """The row of ``key`` an execution at ``position`` sees."""
-        version = self.head(key)
+        version: Any = self.head(key)
         while version is not None:
             if version is TRIMMED:
                 raise _lost(self.name, key, position)
             if version[0] < position:
-                return version[1]
+                row: Row | None = version[1]
+                return row
             version = version[2]
         return None
 
     def read_committed(self, key: Key, commit: int) -> Row | None:
         """The newest row committed no later than commit number ``commit``."""
-        version = self.head(key)
+        version: Any = self.head(key)
         while version is not None:
             if version is TRIMMED:
                 raise _lost(self.name, key, commit)
             if version[3] <= commit:
-                return version[1]
+                row: Row | None = version[1]
+                return row
             version = version[2]
         return None
 
@@ -285,7 +287,8 @@ class VersionedTable:
         """The chains of keys with more than their newest version, for the checkpoint."""
         chains = []
         for key in self.chained:
-            versions, version = [], self.rows[key]
+            versions: list[Any] = []
+            version: Any = self.rows[key]
             while version is not None and version is not TRIMMED:
                 versions.append([version[0], None if version[1] is None else encode(tuple(version[1]))])
                 version = version[2]

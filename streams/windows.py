@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from tidegate.errors import DeclarationError
 from tidegate.storage.schema import Row
@@ -73,7 +73,7 @@ class Slide:
     def __init__(self, buffer: WindowBuffer, rows: Sequence[Row]) -> None:
         spec = buffer.spec
         self.buffer = buffer
-        self.added = rows
+        self.added: Sequence[Any] = rows
         self._new: list[Sequence[Row]] = [(row,) for row in rows] if spec.unit == "count" else [rows]
         held = len(buffer.elements)
         total = buffer.first + held + len(self._new)
@@ -81,7 +81,7 @@ class Slide:
         self.fired = range(buffer.windows, self._windows)
         # what lies before the newest window's start has left it, and no later window reaches back to it
         self._first = (self._windows - 1) * spec.slide if self._windows else 0
-        self.expired: list[Row] = []
+        self.expired: list[Any] = []
         for i in range(self._first - buffer.first):
             self.expired.extend(buffer.elements[i] if i < held else self._new[i - held])
 
@@ -91,11 +91,11 @@ class Slide:
         return len(self.fired) > 0
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[Any]:
         """The rows now in the window, oldest first."""
         return self.extent(max(self._windows - 1, 0))
 
-    def extent(self, number: int) -> list[Row]:
+    def extent(self, number: int) -> list[Any]:
         """The rows of window ``number``: one of ``fired``, or the newest."""
         spec, buffer = self.buffer.spec, self.buffer
         low = number * spec.slide - buffer.first

@@ -81,7 +81,7 @@ class Engine:
         self.runtime = Runtime(app, self.graph, self.database)
         locks = LowWaterMarks() if config.locking == "low_water_mark" else TwoPhaseLocks()
         self.scheduler = Scheduler(self.graph, locks)
-        self.journal = Journal()
+        self.journal: Journal = Journal()
         self.borders = {s.name: Border(s.relation, s.key) for s in app.streams.values() if s.border}
         self.merges: list[Merge] = []
         self.sequence = 0

@@ -68,7 +68,11 @@ class DeadlineExceeded(Aborted):
 
 
 class ProcedureFailed(TidegateError):
-    """A procedure raised and its retries are used up. Facts: ``procedure``, ``attempts``."""
+    """A procedure raised and its retries are used up. Facts: ``procedure``, ``attempts``, ``on_failure``."""
+
+    procedure: str
+    attempts: int
+    on_failure: str
 
 
 class StillWaiting(TidegateError):

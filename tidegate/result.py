@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import namedtuple
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from tidegate.errors import TidegateError
+from tidegate.storage.schema import row_class
 
 if TYPE_CHECKING:
     import pandas
@@ -30,7 +30,7 @@ class Result:
     @property
     def rows(self) -> list[Any]:
         """The rows as named tuples."""
-        make = namedtuple("Row", self.columns, rename=True)._make  # type: ignore[misc]
+        make = row_class("Row", self.columns)._make
         columns = [[_plain(value) for value in column.to_pylist()] for column in self.arrow.columns]
         return [make(values) for values in zip(*columns, strict=True)]
 

@@ -157,7 +157,7 @@ class QueryView(View):
         self._engine = engine
 
     @property
-    def now(self) -> dt.datetime:  # type: ignore[override]
+    def now(self) -> dt.datetime:
         return self._engine.clock.now()
 
 
@@ -201,10 +201,9 @@ def _flat_names(sql: str) -> str:
 def _scratch(engine: Engine) -> Scratch:
     """The app's scratch database, with the system views added once."""
     scratch = engine.app.scratch
-    if not getattr(scratch, "has_system_views", False):
-        for name, view in VIEWS.items():
+    for name, view in VIEWS.items():
+        if name not in scratch.relations:
             scratch.define_relation(name, ", ".join(f'"{c.name}" {c.type.sql}' for c in view.relation.columns))
-        scratch.has_system_views = True
     return scratch
 
 

@@ -198,7 +198,7 @@ class Executor:
             elif isinstance(outcome, Aborted):
                 self.journal.aborted(txn, outcome)
                 self._end(execution, {}, outcome)
-            elif outcome.on_failure == "dead_letter":  # type: ignore[attr-defined]
+            elif outcome.on_failure == "dead_letter":
                 self.journal.dead_letter(txn, outcome)
                 self._end(execution, {}, outcome)
             elif execution.batch_id is None:  # an OLTP call has no dataflow to halt: its caller gets the error
@@ -315,7 +315,7 @@ class SerialExecutor(Executor):
             ticket.error = outcome
             if isinstance(outcome, Aborted):
                 self.journal.aborted(txn, outcome)
-            elif outcome.on_failure == "dead_letter":  # type: ignore[attr-defined]
+            elif outcome.on_failure == "dead_letter":
                 self.journal.dead_letter(txn, outcome)
         ticket.finish()
 
@@ -343,6 +343,7 @@ class SerialExecutor(Executor):
                     streams.update(runtime.commit(txn, False))
                     self.journal.committed(txn)
                 elif not self._undone_inline(txn, outcome, ticket):
+                    assert isinstance(outcome, ProcedureFailed)
                     self._halt_inline(units[:place], unit, sequence, batch, streams, time, ticket, txn, outcome)
                     return
         if ticket is not None:

@@ -202,7 +202,8 @@ class Scheduler:
         return execution
 
     def _items(self, unit: Unit, partition_of: Callable[[str], Any]) -> tuple[tuple[Item, ...], tuple[Item, ...]]:
-        reads, writes = [], []
+        reads: list[Item] = []
+        writes: list[Item] = []
         for access in unit.access:
             if not access.committed:
                 item = Item(access.table, partition_of(access.table) if access.by_key else None)

@@ -70,8 +70,12 @@ class Ticket:
             loop = asyncio.get_running_loop()
             future: asyncio.Future[None] = loop.create_future()
 
+            def set_done() -> None:
+                if not future.done():
+                    future.set_result(None)
+
             def wake(_: Ticket) -> None:
-                loop.call_soon_threadsafe(lambda: future.done() or future.set_result(None))
+                loop.call_soon_threadsafe(set_done)
 
             self.add_done_callback(wake)
             yield from future

@@ -93,12 +93,12 @@ class Transaction(View):
     # ---- time and chance, the same on every replay
 
     @property
-    def now(self) -> dt.datetime:  # type: ignore[override]
+    def now(self) -> dt.datetime:
         """When the batch (or call) entered the engine, naive UTC."""
         return self.time
 
     @property
-    def random(self) -> random.Random:  # type: ignore[override]
+    def random(self) -> random.Random:
         """A generator seeded by this transaction's position."""
         if self._random is None:
             self._random = random.Random(self.position)

@@ -1,0 +1,31 @@
+"""Test doubles and the order oracle, for apps on tidegate as much as for tidegate itself.
+
+- :class:`ManualClock`, :class:`ListSource`, :class:`ListSink`: time, input and output under a test's control;
+- :class:`SeededDriver`: runs an engine through one random but repeatable interleaving;
+- :func:`check_order`: runs an app concurrently, runs it one execution after another in position order, and raises
+  :class:`OrderViolation` with the smallest history it can find when the two differ in anything.
+"""
+
+from tidegate.testing.doubles import ListSink, ListSource, ManualClock
+from tidegate.testing.driver import Call, Input, Push, SeededDriver
+from tidegate.testing.history import Entry, History, Outcome, differences
+from tidegate.testing.order import OrderViolation, Report, check_order
+from tidegate.testing.reference import run_serially
+
+__all__ = [
+    "Call",
+    "Entry",
+    "History",
+    "Input",
+    "ListSink",
+    "ListSource",
+    "ManualClock",
+    "OrderViolation",
+    "Outcome",
+    "Push",
+    "Report",
+    "SeededDriver",
+    "check_order",
+    "differences",
+    "run_serially",
+]

@@ -1,0 +1,152 @@
+"""What happened in one run: what entered the engine, in order, and what it led to."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from tidegate.dataflows.app import App
+from tidegate.engine import Engine
+from tidegate.errors import Aborted, TidegateError
+from tidegate.journal import Journal
+from tidegate.streams.batch import Batch
+from tidegate.txn.positions import Position
+from tidegate.txn.program import UnitProgram
+from tidegate.txn.runtime import Runtime
+from tidegate.txn.scheduler import Execution
+from tidegate.txn.ticket import Ticket
+
+Lane = tuple[str, Any]  # a stream, and the key of its batches
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A border batch, or a call, that took its place in the order."""
+
+    sequence: int
+    time: dt.datetime
+    ticket: Ticket
+    batch: Batch | None = None
+    call: tuple[UnitProgram, Any, Any] | None = None  # the procedure, its arguments, the partitions they name
+
+    def __str__(self) -> str:
+        if self.call is not None:
+            arguments, named = self.call[1]
+            told = ", ".join([*map(repr, arguments), *(f"{k}={v!r}" for k, v in named.items())])
+            return f"{self.sequence}: call {self.call[0].name}({told})"
+        assert self.batch is not None
+        rows = [tuple(row) for row in self.batch]
+        return f"{self.sequence}: batch {self.batch.id} on {self.batch.stream} {rows}"
+
+
+class History:
+    """Records one engine's run: everything that entered, with its sequence number and time, and all batches emitted.
+
+    ``moved``: new positions of executions that a halted dataflow had parked. ``steps``: what a driver did, for people.
+    """
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.moved: dict[tuple[str, Any, int | None], Position] = {}
+        self.emitted: dict[Lane, list[tuple[int, list[Any]]]] = {}
+        self.steps: list[str] = []
+
+    def attach(self, engine: Engine) -> None:
+        """Record from now on. A reopened engine is attached again, to the same history."""
+        executor, scheduler = engine.executor, engine.scheduler
+        submit, submit_call, resume = executor.submit, executor.submit_call, scheduler.resume
+
+        def recorded(sequence: int, batch: Batch, time: dt.datetime, ticket: Ticket) -> None:
+            self.entries.append(Entry(sequence, time, ticket, batch=batch))
+            submit(sequence, batch, time, ticket)
+
+        def recorded_call(
+            sequence: int, unit: UnitProgram, arguments: Any, partitions: Any, time: dt.datetime, ticket: Ticket
+        ) -> None:
+            self.entries.append(Entry(sequence, time, ticket, call=(unit, arguments, partitions)))
+            submit_call(sequence, unit, arguments, partitions, time, ticket)
+
+        def recorded_resume(dataflow: str, next_sequence: Any) -> list[Execution]:
+            executions = resume(dataflow, next_sequence)
+            for e in executions:
+                self.moved[e.unit.name, e.key, e.batch_id] = e.position
+            return executions
+
+        executor.submit = recorded  # type: ignore[method-assign]
+        executor.submit_call = recorded_call  # type: ignore[method-assign]
+        scheduler.resume = recorded_resume  # type: ignore[method-assign]
+        self.listen(engine.app, engine.runtime)
+
+    def listen(self, app: App, runtime: Runtime) -> None:
+        """Record the batches committed to every interior stream."""
+        for stream in app.streams.values():
+            if not stream.border:
+                runtime.listeners.setdefault(stream.name, []).append(self._receive)
+
+    def _receive(self, position: Position, batch: Batch) -> None:
+        emitted = self.emitted.setdefault((batch.stream, batch.key), [])
+        emitted.append((batch.id, [tuple(row) for row in batch]))
+
+
+@dataclass
+class Outcome:
+    """Everything the contract is about: two runs of the same history must agree in all of it."""
+
+    tables: dict[str, dict[Any, Any]] = field(default_factory=dict)
+    windows: dict[tuple[str, str, Any], Any] = field(default_factory=dict)
+    streams: dict[Lane, list[tuple[int, list[Any]]]] = field(default_factory=dict)
+    aborts: list[Any] = field(default_factory=list)
+    dead_letters: list[Any] = field(default_factory=list)
+    calls: dict[int, Any] = field(default_factory=dict)
+
+
+def outcome_of(runtime: Runtime, journal: Journal, history: History) -> Outcome:
+    """The state a run ended in."""
+    outcome = Outcome(streams=history.emitted)
+    for table in runtime.database.tables.values():
+        runtime.database.load_all(table)
+        newest = {key: version[1] for key, version in table.rows.items()}
+        outcome.tables[table.name] = {key: tuple(row) for key, row in newest.items() if row is not None}
+    for program in runtime.programs.values():
+        for name, buffers in program.windows.items():
+            for key, buffer in buffers.items():
+                if buffer.elements or buffer.first or buffer.windows:
+                    held = [[tuple(row) for row in element] for element in buffer.elements]
+                    outcome.windows[program.name, name, key] = (buffer.first, buffer.windows, held)
+    outcome.aborts = sorted((a.position, a.procedure, a.batch_id, a.key, a.reason, a.at) for a in journal.aborts)
+    outcome.dead_letters = sorted(
+        (d.position, d.procedure, str(d.stream), d.batch_id, d.key, d.rows, d.error) for d in journal.dead_letters
+    )
+    return outcome
+
+
+def call_result(value: Any, error: TidegateError | None) -> Any:
+    """What a caller got, comparable."""
+    if error is None:
+        return ("returned", value)
+    return (type(error).__name__, error.reason if isinstance(error, Aborted) else str(error))
+
+
+def differences(expected: Outcome, found: Outcome, limit: int = 12) -> list[str]:
+    """Where two outcomes differ, most telling first; empty when they agree."""
+    told: list[str] = []
+    for what in ("aborts", "dead_letters"):
+        wanted, got = getattr(expected, what), getattr(found, what)
+        told += [f"{what}: {item} is missing" for item in wanted if item not in got]
+        told += [f"{what}: {item} should not be there" for item in got if item not in wanted]
+        if not told and wanted != got:
+            told.append(f"{what}: some are there twice: {got}")
+    for what in ("calls", "streams", "windows"):
+        told += _unequal(what, getattr(expected, what), getattr(found, what))
+    for table in expected.tables:
+        told += _unequal(f"table {table}", expected.tables[table], found.tables[table])
+    more = len(told) - limit
+    return told[:limit] + ([f"… and {more} more differences"] if more > 0 else [])
+
+
+def _unequal(what: str, expected: dict[Any, Any], found: dict[Any, Any]) -> Iterator[str]:
+    for key in [*expected, *(key for key in found if key not in expected)]:
+        if repr(expected.get(key)) != repr(found.get(key)):
+            yield f"{what}[{key!r}]: serially {expected.get(key)!r}, here {found.get(key)!r}"
