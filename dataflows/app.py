@@ -137,12 +137,11 @@ class App:
             raise DeclarationError(f"stream {name}: only a border stream can have a deadline", stream=name)
         if deadline_s is not None:
             check_deadline(f"stream {name}", deadline_s)
+        # the key is filled in from the question
+        keyless = Relation(name, tuple(replace(c, nullable=True) if c.name == key else c for c in relation.columns))
         for row in rows:
             try:
-                checked = relation.conform({**row, **({key: row.get(key)} if key else {})})
-                for place in relation.required:
-                    if relation.columns[place].name != key and checked[place] is None:
-                        relation.check_required(checked)
+                keyless.conform(row)
             except DataError as error:
                 raise DeclarationError(f"stream {name}: its default does not fit: {error}", stream=name) from None
         return tuple(dict(row) for row in rows)
@@ -169,6 +168,8 @@ class App:
             for window_name, spec in procedure.windows.items():
                 relations.setdefault(window_name, Relation(window_name, self.streams[spec.stream].relation.columns))
         with self.scratch.lock:
+            for name in relations.keys() - self.streams.keys():
+                self.scratch.define_window(relations[name])
             return prepare(statement, self.tables, relations, self.scratch)
 
     def statement(self, statement: Any) -> Statement:

@@ -113,9 +113,10 @@ class Base:
                     self._delete(schema, change.deleted)
                 if change.inserted:
                     self._insert(schema, change.inserted)
-            for name, value in meta.items():
-                connection.execute(f"DELETE FROM {META} WHERE name = ?", [name])
-                connection.execute(f"INSERT INTO {META} VALUES (?, ?)", [name, json.dumps(value)])
+            if meta:
+                names, texts = list(meta), [json.dumps(value) for value in meta.values()]
+                connection.execute(f"DELETE FROM {META} WHERE list_contains(?, name)", [names])
+                connection.execute(f"INSERT INTO {META} SELECT unnest(?), unnest(?)", [names, texts])
         except BaseException:
             connection.execute("ROLLBACK")
             raise

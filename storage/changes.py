@@ -49,7 +49,7 @@ def insert_rows(
     """Insert ``rows`` in order; returns those that were inserted or, by DO UPDATE, stored."""
     schema = access.table.schema
     for row in rows:
-        schema.check_required(row)
+        schema.check_key(row)
         if access.by_key:
             view.check_partition(access, schema.key_of(row))
     if conflict is None:
@@ -119,7 +119,7 @@ def update_rows(view: View, access: Access, pairs: Sequence[tuple[Row, Row]]) ->
     """Replace each old row by its new one; keys and unique values may move within the set."""
     schema = access.table.schema
     for _, new in pairs:
-        schema.check_required(new)
+        schema.check_key(new)
         if access.by_key:
             view.check_partition(access, schema.key_of(new))
     _store(view, access, pairs)
@@ -134,6 +134,8 @@ def _store(view: View, access: Access, pairs: Sequence[tuple[Row | None, Row]]) 
     """Write (old, new) pairs, ``old`` None for an insert; constraints see the state after all of them."""
     schema = access.table.schema
     key_of = schema.key_of
+    for _, new in pairs:
+        schema.check_required(new)
     if schema.checks:
         view.database.check_rows(schema, [new for _, new in pairs])
     undo = _Undo(view, schema.name)

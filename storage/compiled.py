@@ -344,7 +344,7 @@ def _upsert_one(schema: TableSchema, make: Any, conflict: OnConflict, project: P
     def run(view: View, values: tuple[Any, ...]) -> Rows:
         access = view.writable(name)
         row = make(values, view)[0]
-        schema.check_required(row)
+        schema.check_key(row)
         key = key_of(row)
         if access.by_key:
             view.check_partition(access, key)

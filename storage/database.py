@@ -26,8 +26,14 @@ class Database:
     nothing to find absent), a larger one is cached and read ahead with :meth:`prefetch`.
     """
 
-    def __init__(self, schemas: Iterable[TableSchema], path: Path | None = None, cached_rows: int = 2_000_000) -> None:
-        self.base = Base(path)
+    def __init__(
+        self,
+        schemas: Iterable[TableSchema],
+        path: Path | None = None,
+        cached_rows: int = 2_000_000,
+        base: Base | None = None,
+    ) -> None:
+        self.base = base if base is not None else Base(path)
         self.cached_rows = cached_rows
         self.tables: dict[str, VersionedTable] = {}
         self.commits = 0

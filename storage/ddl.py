@@ -70,6 +70,11 @@ class Scratch:
         self.relations.add(name)
         return Relation(name, self._columns(name))
 
+    def define_window(self, relation: Relation) -> None:
+        """Let statements read the rows of a window, which has the columns of its stream."""
+        columns = ", ".join(f"{quote(column.name)} {column.type.sql}" for column in relation.columns)
+        self.connection.execute(f"CREATE OR REPLACE TABLE {quote(relation.name)} ({columns})")
+
     def _tables(self) -> set[str]:
         return {name for (name,) in self.connection.execute("SELECT table_name FROM duckdb_tables()").fetchall()}
 
@@ -158,6 +163,12 @@ def from_sqlalchemy(table: sa.Table) -> str:
                 f"{table.name}.{column.name} has a client-side default; use server_default= so that it is SQL",
                 table=table.name,
             )
+        if column.computed is not None or column.identity is not None:
+            raise DeclarationError(
+                f"{table.name}.{column.name} is computed or an identity column, which is not supported; give its value in "
+                f"the procedure",
+                table=table.name,
+            )
         kind = column.type.compile(dialect)
         kind = re.sub(r" WITHOUT TIME ZONE", "", kind).replace("BYTEA", "BLOB").replace("JSONB", "JSON")
         part = f"{quote(column.name)} {kind}"
@@ -168,7 +179,8 @@ def from_sqlalchemy(table: sa.Table) -> str:
         parts.append(part)
     if table.primary_key.columns:
         parts.append(f"PRIMARY KEY ({_names(table.primary_key.columns)})")
-    for constraint in sorted(table.constraints, key=lambda c: (type(c).__name__, str(c.name or ""))):
+    constraints = {*table.constraints, *(found for column in table.columns for found in column.constraints)}
+    for constraint in sorted(constraints, key=lambda c: (type(c).__name__, str(c.name or ""))):
         if isinstance(constraint, UniqueConstraint):
             parts.append(f"UNIQUE ({_names(constraint.columns)})")
         elif isinstance(constraint, CheckConstraint):

@@ -250,6 +250,12 @@ class TableSchema(Relation):
             )
         return tuple(self._key_part(name, part) for name, part in zip(self.primary_key, key, strict=True))
 
+    def check_key(self, row: Row) -> None:
+        """Raise ConstraintError when a part of the row's key is NULL: it can't even be looked up."""
+        for i in self.key_indexes:
+            if row[i] is None:
+                self.check_required(row)
+
     def _key_part(self, name: str, value: Any) -> Any:
         if value is None:
             raise DataError(f"{self.name}.{name} is part of the key and can't be NULL", relation=self.name, column=name)

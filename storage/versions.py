@@ -226,10 +226,11 @@ class VersionedTable:
         self.changes += 1
 
     def _reindex(self, key: Key, head: Version | None, row: Row | None, keep_older: bool) -> None:
-        old = head[1] if head is not None else None
+        gone = [] if keep_older else [old for old in _rows_of(head) if old is not None]
         for index in self.indexes:
-            if old is not None and not keep_older and (row is None or index.value_of(old) != index.value_of(row)):
-                index.drop(old, key)
+            for old in gone:
+                if row is None or index.value_of(old) != index.value_of(row):
+                    index.drop(old, key)
             if row is not None:
                 index.add(row, key)
 

@@ -42,7 +42,19 @@ class Border:
                 value=rows,
             )
         conform = self.relation.conform
-        return [conform(row) for row in rows]
+        checked = [conform(row) for row in rows]
+        if self._key_place is not None:
+            self._check_keys(checked, self._key_place)
+        return checked
+
+    def _check_keys(self, rows: list[Row], place: int) -> None:
+        for row in rows:
+            if row[place] is None:
+                raise DataError(
+                    f"{self.name}.{self.key} is the stream's key and can't be NULL, in row {tuple(row)!r}",
+                    relation=self.name,
+                    column=self.key,
+                )
 
     def split(self, rows: list[Row]) -> dict[Any, list[Row]]:
         """One list of rows per key value, in order of first appearance; ``{None: rows}`` on a stream without key."""
@@ -51,19 +63,16 @@ class Border:
             return {None: rows} if rows else {}
         parts: dict[Any, list[Row]] = {}
         for row in rows:
-            if row[place] is None:
-                raise DataError(
-                    f"{self.name}.{self.key} is the stream's key and can't be NULL, in row {tuple(row)!r}",
-                    relation=self.name, column=self.key,
-                )
             parts.setdefault(row[place], []).append(row)
         return parts
 
     def check_ids(self, parts: dict[Any, list[Row]], batch_id: int) -> dict[Any, list[Row]]:
         """The parts not accepted before under this id; raises, with nothing accepted, when one can't be."""
-        if type(batch_id) is not int:
+        if type(batch_id) is not int or not -(2**63) <= batch_id < 2**63:
             raise BatchError(
-                f"batch-id on {self.name} must be a whole number, got {batch_id!r}", stream=self.name, batch_id=batch_id
+                f"batch-id on {self.name} must be a whole number of 64 bits, got {batch_id!r}",
+                stream=self.name,
+                batch_id=batch_id,
             )
         return {key: rows for key, rows in parts.items() if not self._seen(key, rows, batch_id)}
 
@@ -78,7 +87,8 @@ class Border:
             sequence.digests[batch_id] = digest(rows)
             if len(sequence.digests) > REMEMBERED:
                 del sequence.digests[next(iter(sequence.digests))]
-        sequence.last = batch_id
+        if sequence.last is None or batch_id > sequence.last:  # a deadline's default may come after later answers
+            sequence.last = batch_id
         return Batch(self.relation, batch_id, rows, key)
 
     def _seen(self, key: Any, rows: list[Row], batch_id: int) -> bool:

@@ -60,6 +60,11 @@ def open(
     ...     engine.query("SELECT count(*) FROM greeted").scalar()
     2
     """
+    if config is not None and settings:
+        raise TidegateError(f"open() got both config= and {', '.join(settings)}; put them into the Config")
+    for name in settings:
+        if name not in Config.__dataclass_fields__:
+            raise unknown("open", "setting", name, Config.__dataclass_fields__)
     return Engine(app, path, config if config is not None else Config(**settings), clock or SystemClock())
 
 
@@ -74,9 +79,7 @@ class Engine:
         directory = None if path is None else Path(path)
         if directory is not None:
             directory.mkdir(parents=True, exist_ok=True)
-        self.database = Database(
-            app.tables.values(), directory / "base.duckdb" if directory else None, config.cached_rows
-        )
+        self.database = self._open_database(directory / "base.duckdb" if directory else None)
         self.database.concurrent = config.executor == "threads"
         self.runtime = Runtime(app, self.graph, self.database)
         locks = LowWaterMarks() if config.locking == "low_water_mark" else TwoPhaseLocks()
@@ -91,7 +94,15 @@ class Engine:
         self._ahead = self._prefetch_plan()
         self.executor = self._make_executor()
         self.lock = self.executor.lock
-        restore(self, self.database.base.read_meta())
+        try:
+            restore(self, self.database.base.read_meta())
+        except BaseException:
+            self.executor.close()
+            self.database.close()
+            raise
+
+    def _open_database(self, path: Path | None) -> Database:
+        return Database(self.app.tables.values(), path, self.config.cached_rows)
 
     def _make_executor(self) -> Executor:
         parts = (self.runtime, self.scheduler, self.journal, self.clock)
@@ -115,14 +126,14 @@ class Engine:
         parts = border.split(border.check_rows(rows))
         with self.lock:
             self._work_begins()
+            if not self.app.streams[stream].awaited:  # an answer frees what waits for it
+                self._make_room(stream, timeout_s)  # lets go of the lock while it waits: look at the ids after it
             ticket = Ticket(self.executor.wait)
             if batch_id is not None:
                 fresh = border.check_ids(parts, batch_id)
                 ticket.duplicate = bool(parts) and not fresh
                 parts = fresh
                 self._check_awaited(border, parts, batch_id)
-            if not self.app.streams[stream].awaited:  # an answer frees what waits for it
-                self._make_room(stream, timeout_s)
             for key, part in parts.items():
                 batch = border.accept(key, part, batch_id)
                 ticket.batch_ids.append(batch.id)
@@ -225,9 +236,12 @@ class Engine:
             )
         raise unknown("push", "border stream", stream, self.borders)
 
-    def _work_begins(self) -> None:
+    def _check_open(self) -> None:
         if self._closed:
             raise EngineClosed("the engine is closed; open the app again to go on")
+
+    def _work_begins(self) -> None:
+        self._check_open()
         if self.scheduler.live:
             self.tick()
 
@@ -252,6 +266,7 @@ class Engine:
             return
         if self.config.executor == "threads" and timeout_s != 0:
             self.executor.ended.wait_for(lambda: self._has_room() or self._closed, timeout_s)
+            self._check_open()
         if not self._has_room():
             raise Overloaded(
                 f"{self.config.capacity} executions are unfinished, so {name} takes no more for now; see tidegate.executions "
@@ -293,13 +308,15 @@ class Engine:
     def resume(self, dataflow: str | None = None) -> None:
         """Let a halted dataflow (or all) go on, starting with the batch it stopped in front of."""
         with self.lock:
+            self._check_open()
             names = list(self.scheduler.halted) if dataflow is None else [dataflow]
             for name in names:
                 if name not in self.scheduler.halted:
                     raise unknown("resume", "halted dataflow", name, self.scheduler.halted)
                 for execution in self.scheduler.resume(name, self._next_sequence):
                     for ticket in execution.context.tickets:
-                        ticket.error = None
+                        if ticket.stopped:
+                            ticket.resume()
         self.executor.wake()
 
     def _next_sequence(self) -> int:
@@ -310,8 +327,7 @@ class Engine:
 
     def query(self, sql: Any, *parameters: Any, **named: Any) -> Result:
         """Run a read-only SQL query over all tables and the ``tidegate.*`` system views, at the newest committed state."""
-        if self._closed:
-            raise EngineClosed("the engine is closed; open the app again to query it")
+        self._check_open()
         return query(self, sql, named or parameters)
 
     def subscribe(self, stream: str, *, capacity: int = 100_000) -> Subscription:
@@ -328,6 +344,10 @@ class Engine:
 
     def checkpoint(self) -> None:
         """Fold everything committed into the base now."""
+        self._check_open()
+        self._checkpoint()
+
+    def _checkpoint(self) -> None:
         with self._merging:
             started = self.clock.monotonic()
             rows = self.database.merge(
@@ -340,7 +360,7 @@ class Engine:
             return
         self._checked = self.sequence
         if self.database.unmerged >= self.config.merge_rows and not self._merging.locked():
-            self.checkpoint()
+            self._checkpoint()
 
     def _prefetch_plan(self) -> dict[str, list[tuple[str, int]]]:
         plan: dict[str, list[tuple[str, int]]] = {}
@@ -358,13 +378,18 @@ class Engine:
 
     def close(self) -> None:
         """Finish what is running, merge, and let go of the files. What waits (for a person) waits again after reopening."""
-        if self._closed:
-            return
-        self.executor.close()
-        try:
-            self.checkpoint()
-        finally:
+        with self.lock:
+            if self._closed:
+                return
             self._closed = True
+            self.executor.ended.notify_all()  # pushes that wait for room
+        try:
+            self.executor.close()
+            self._checkpoint()
+        finally:
+            for execution in self.scheduler.waiting():
+                for ticket in execution.context.tickets:
+                    ticket.stop(EngineClosed(f"the engine was closed before {execution} could finish: it {execution.reason}"))
             self.database.close()
 
     def __enter__(self) -> Engine:

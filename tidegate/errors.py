@@ -13,6 +13,11 @@
     ├── StillWaiting          nothing can run now; names what the work waits for
     ├── Overloaded            the queues are full
     ├── EngineClosed          the engine was closed
+    ├── LogError              the log on disk
+    │   ├── DiskFull          ... has no room; work resumes when there is
+    │   ├── LogFailed         ... could not be synced; the engine stops
+    │   ├── LogDamaged        ... has a record that was acknowledged and can't be read
+    │   └── RecoveryRefused   ... does not fit this app: another app, newer format, changed schema or code
     └── CorruptionError       an internal invariant broke; never ignored
 
 Every message says what happened, what was given, the likely cause and the next step; the same facts are
@@ -85,6 +90,26 @@ class Overloaded(TidegateError):
 
 class EngineClosed(TidegateError):
     """The engine was closed."""
+
+
+class LogError(TidegateError):
+    """The log on disk is in the way."""
+
+
+class DiskFull(LogError):
+    """The disk with the log is full; what was acknowledged is safe, work resumes when there is room."""
+
+
+class LogFailed(LogError):
+    """The log could not be synced; the engine has stopped."""
+
+
+class LogDamaged(LogError):
+    """A record that was acknowledged can't be read. Facts: ``file``, ``offset``, ``lsn``."""
+
+
+class RecoveryRefused(LogError):
+    """What is on disk does not fit this app. Facts: ``changed`` or ``table`` where they apply."""
 
 
 class CorruptionError(TidegateError):

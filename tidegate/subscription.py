@@ -33,7 +33,7 @@ class Subscription:
     def receive(self, position: int, batch: Batch) -> None:
         """Called inside the commit: only queues."""
         with self._arrived:
-            if len(self._batches) >= self.capacity:
+            if self._lost or len(self._batches) >= self.capacity:  # what comes after a gap is not kept either
                 self._lost += 1
             else:
                 self._batches.append(batch)

@@ -209,7 +209,7 @@ class Executor:
                 context.txn = None
                 self.scheduler.halt(execution)
                 for ticket in context.tickets:
-                    ticket.error = ticket.error or outcome
+                    ticket.stop(outcome)
             self._after_scheduling()
             self.ended.notify_all()
 
@@ -251,7 +251,7 @@ class Executor:
     def wait(self, ticket: Ticket, timeout_s: float | None) -> None:
         """Make a ticket done, or say what it waits for."""
         self.run_until_idle()
-        if not ticket.done:
+        if not (ticket.done or ticket.stopped):
             raise still_waiting(self.scheduler.waiting(), ticket)
 
     def close(self) -> None:
@@ -386,6 +386,7 @@ class SerialExecutor(Executor):
             else:
                 assert execution.unit.name == failed.name
                 self.scheduler.halt(execution)
+                ticket.stop(error)
                 break
 
 

@@ -36,7 +36,9 @@ class Program:
         self.access = {access.table: bind_access(access, database) for access in declared}
         self.by_key = tuple(access.table for access in declared if access.by_key)
         self.windows: dict[str, dict[Any, WindowBuffer]] = {name: {} for name in procedure.windows}
-        self.relations = {name: app.streams[spec.stream].relation for name, spec in procedure.windows.items()}
+        self.relations = {
+            name: Relation(name, app.streams[spec.stream].relation.columns) for name, spec in procedure.windows.items()
+        }
         self.stream_triggers: dict[str, list[Statement]] = {}
         self.window_triggers: dict[str, list[Statement]] = {}
         for trigger in graph.triggers_of(procedure):

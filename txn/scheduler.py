@@ -301,9 +301,9 @@ class Scheduler:
         heapq.heappush(self._ready, (execution.position, execution))
 
     def awaiting(self, stream: str, key: Any) -> Execution | None:
-        """The open execution that waits for a batch on this awaited stream."""
+        """The oldest execution that lacks its batch on this awaited stream: it has asked, or may yet."""
         for execution in self.live.values():
-            if execution.state is State.SUSPENDED and execution.reason.stream == stream and execution.key == key:
+            if stream in execution.unit.awaited and execution.key == key and execution.inputs.get(stream) is None:
                 return execution
         return None
 

@@ -10,6 +10,9 @@ from typing import Any
 from tidegate.errors import TidegateError
 
 
+_registering = threading.Lock()  # one for all: few tickets are waited for, and the others never take it
+
+
 class Ticket:
     """A push or a call on its way. ``done`` when every execution it caused has finished.
 
@@ -17,7 +20,7 @@ class Ticket:
     ``await ticket`` does the same in asyncio. ``duplicate`` says that a push was a repeat and changed nothing.
     """
 
-    __slots__ = ("_callbacks", "_event", "_wait", "batch_ids", "done", "duplicate", "error", "pending", "value")
+    __slots__ = ("_callbacks", "_event", "_wait", "batch_ids", "done", "duplicate", "error", "pending", "stopped", "value")
 
     def __init__(self, wait: Callable[[Ticket, float | None], None]) -> None:
         self._wait = wait
@@ -28,45 +31,62 @@ class Ticket:
         self.done = False
         self.error: TidegateError | None = None
         self.pending = 0
+        self.stopped = False  # it can't go on for now, for the reason in ``error``
         self.value: Any = None
 
     def result(self, timeout_s: float | None = None) -> Any:
         """What the call returned, once it has; raises Aborted, ProcedureFailed or StillWaiting."""
-        if not self.done:
+        if not (self.done or self.stopped):
             self._wait(self, timeout_s)
         if self.error is not None:
             raise self.error
         return self.value
 
     def add_done_callback(self, callback: Callable[[Ticket], None]) -> None:
-        """Call ``callback(ticket)`` when it is done (at once if it is)."""
-        if self.done:
-            callback(self)
-        elif self._callbacks is None:
-            self._callbacks = [callback]
-        else:
-            self._callbacks.append(callback)
+        """Call ``callback(ticket)`` once when it is done or stopped by an error (at once if it is)."""
+        with _registering:
+            self._callbacks = [*(self._callbacks or ()), callback]
+        if self.done or self.stopped:  # looked at after registering: whoever finishes now sees the callback
+            self._tell()
 
     def event(self) -> threading.Event:
-        """Set when done; for waiting in another thread."""
-        if self._event is None:
-            self._event = threading.Event()
-            if self.done:
-                self._event.set()
+        """Set when done or stopped by an error; for waiting in another thread."""
+        with _registering:
+            if self._event is None:
+                self._event = threading.Event()
+        if self.done or self.stopped:
+            self._event.set()
         return self._event
 
     def finish(self) -> None:
         """The last execution has finished."""
         self.done = True
+        self._tell()
+
+    def stop(self, error: TidegateError) -> None:
+        """It can't go on for now: its dataflow is halted, or the engine closed. Whoever waits gets the error."""
+        self.error = self.error or error
+        self.stopped = True
+        self._tell()
+
+    def resume(self) -> None:
+        """What stopped it is resolved."""
+        self.stopped = False
+        self.error = None
+        if self._event is not None:
+            self._event.clear()
+
+    def _tell(self) -> None:
         if self._event is not None:
             self._event.set()
         if self._callbacks is not None:
-            for callback in self._callbacks:
+            with _registering:
+                callbacks, self._callbacks = self._callbacks, None
+            for callback in callbacks or ():
                 callback(self)
-            self._callbacks = None
 
     def __await__(self) -> Generator[Any, None, Any]:
-        if not self.done:
+        if not (self.done or self.stopped):
             loop = asyncio.get_running_loop()
             future: asyncio.Future[None] = loop.create_future()
 

@@ -43,7 +43,7 @@ def declare(function: Callable[..., Any] = takes_batch, name: str | None = None,
     def declare_in(app: App) -> Any:
         if name is not None:
             function.__name__ = name
-        return app.procedure(function, **options)
+        return app.procedure(**options)(function)
 
     return declare_in
 
@@ -53,7 +53,7 @@ def procedure_called(name: str, **options: Any) -> Callable[[App], Any]:
         def body(txn: Any, batch: Any) -> None: ...
 
         body.__name__ = name
-        return app.procedure(body, **options)
+        return app.procedure(**options)(body)
 
     return declare_in
 
@@ -128,7 +128,8 @@ MISTAKES: dict[str, tuple[Callable[[App], Any], tuple[str, ...]]] = {
     "async": (declare(asynchronous, inputs="events"), ("asynchronous", "plain function")),
     "generator": (declare(generator, inputs="events"), ("generator", "plain function")),
     "async generator": (declare(async_generator, inputs="events"), ("async_generator", "plain function")),
-    "stream given in place of the function": (lambda app: app.procedure("events"), ("'events'", "inputs=")),
+    "no parentheses": (lambda app: app.procedure(takes_batch), ("@app.procedure()", "parentheses", "keyword")),
+    "no function": (lambda app: app.procedure()("events"), ("'events'", "def")),
     "lambda": (declare(lambda txn, batch: None, inputs="events"), ("<lambda>", "def")),
     "callable without a name": (declare(lambda app: None, name="9"), ("identifier",)),
     "outputs but no inputs": (declare(outputs="spare"), ("takes_batch", "no inputs")),
@@ -318,7 +319,7 @@ def chain(app: App, *links: tuple[str, str | tuple[str, ...], str | tuple[str, .
         def body(txn: Any, *batches: Any) -> None: ...
 
         body.__name__ = name
-        app.procedure(body, inputs=inputs, outputs=outputs)
+        app.procedure(inputs=inputs, outputs=outputs)(body)
 
 
 def with_streams(border: str, interior: str) -> App:
@@ -361,7 +362,7 @@ def test_an_oltp_procedure_is_not_in_a_nested_transaction() -> None:
     app = with_streams("b", "x")
     chain(app, ("p", "b", "x"))
 
-    @app.procedure
+    @app.procedure()
     def client(txn: Any) -> None: ...
 
     with pytest.raises(DeclarationError, match="client is an OLTP procedure"):
@@ -411,7 +412,7 @@ def test_partition_and_key_types_must_match() -> None:
     app.table("CREATE TABLE meds (patient VARCHAR PRIMARY KEY)", partition_by="patient")
     app.stream("orders", "patient INTEGER", border=True, key="patient")
     with pytest.raises(DeclarationError, match=r"meds.*patient VARCHAR.*INTEGER"):
-        app.procedure(takes_batch, inputs="orders", reads=[partition("meds")])
+        app.procedure(inputs="orders", reads=[partition("meds")])(takes_batch)
 
 
 @pytest.mark.parametrize(
@@ -470,7 +471,7 @@ def test_declaring_touches_nothing(tmp_path: Any, monkeypatch: pytest.MonkeyPatc
 def test_a_procedure_stays_an_ordinary_function() -> None:
     app = sample()
 
-    @app.procedure
+    @app.procedure()
     def double(txn: Any, n: int) -> int:
         return 2 * n
 

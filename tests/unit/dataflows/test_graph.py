@@ -25,7 +25,7 @@ def build(border: str, *procedures: str, nested: tuple[str, ...] = ()) -> Graph:
         def body(txn: Any, *batches: Any) -> None: ...
 
         body.__name__ = name
-        app.procedure(body, inputs=inputs, outputs=outputs)
+        app.procedure(inputs=inputs, outputs=outputs)(body)
     for members in nested:
         app.nested(*members.split(), name="nest_" + "_".join(members.split()))
     return app.graph()
@@ -106,12 +106,12 @@ def test_a_key_is_inherited_downstream() -> None:
     app = App()
     app.stream("orders", "patient INTEGER", border=True, key="patient")
     app.stream("checked", "drug VARCHAR")
-    app.procedure(lambda_named("check", 1), inputs="orders", outputs="checked")
-    app.procedure(lambda_named("give", 1), inputs="checked")
+    app.procedure(inputs="orders", outputs="checked")(named("check"))
+    app.procedure(inputs="checked")(named("give"))
     assert app.graph().keyed == {"orders": "INTEGER", "checked": "INTEGER"}
 
 
-def lambda_named(name: str, batches: int) -> Any:
+def named(name: str) -> Any:
     def body(txn: Any, *given: Any) -> None: ...
 
     body.__name__ = name
@@ -125,13 +125,9 @@ def test_a_units_access_is_the_union_of_its_members() -> None:
     app.table("CREATE TABLE stock (id INTEGER PRIMARY KEY)")
     app.stream("orders", "patient INTEGER", border=True, key="patient")
     app.stream("checked", "patient INTEGER")
-    app.procedure(
-        lambda_named("check", 1), inputs="orders", outputs="checked",
-        reads=[partition("meds"), committed("log"), "stock"],
-    )  # fmt: skip
-    app.procedure(
-        lambda_named("give", 1), inputs="checked", writes=[partition("meds"), "stock"], reads=[committed("log")]
-    )
+    app.procedure(inputs="orders", outputs="checked",
+        reads=[partition("meds"), committed("log"), "stock"])(named("check"))
+    app.procedure(inputs="checked", writes=[partition("meds"), "stock"], reads=[committed("log")])(named("give"))
     app.nested("check", "give")
     (unit,) = app.graph().units
     access = {a.table: (a.write, a.by_key, a.committed) for a in unit.access}
@@ -144,8 +140,8 @@ def test_a_trigger_widens_the_access_of_the_procedure_it_runs_in() -> None:
     app.table("CREATE TABLE kept (a INTEGER PRIMARY KEY)")
     app.stream("b", "a INTEGER", border=True)
     app.stream("x", "a INTEGER")
-    app.procedure(lambda_named("p", 1), inputs="b", outputs="x", reads=["seen"])
-    app.procedure(lambda_named("q", 1), inputs="x")
+    app.procedure(inputs="b", outputs="x", reads=["seen"])(named("p"))
+    app.procedure(inputs="x")(named("q"))
     app.trigger("b", "INSERT INTO seen SELECT a FROM b")
     app.trigger("x", "INSERT INTO kept SELECT a FROM x")
     access = {name: {(a.table, a.write) for a in found} for name, found in app.graph().access_of.items()}

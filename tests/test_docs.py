@@ -1,0 +1,42 @@
+"""Every ``python`` block of the README and of docs/ runs: all blocks of one page in order, as one script."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+RUNNABLE = [page for page in PAGES if BLOCK.search(page.read_text())]
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", RUNNABLE, ids=name_of)
+def test_blocks_run_as_one_script(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = page.read_text()
+    scope: dict[str, object] = {"__name__": "__main__"}
+    for block in BLOCK.finditer(text):
+        line = text.count("\n", 0, block.start(1))
+        code = compile("\n" * line + block[1], str(page), "exec")  # so that a traceback names the line of the page
+        exec(code, scope)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    targets = [target for target in LINK.findall(page.read_text()) if "://" not in target]
+    missing = [target for target in targets if not (page.parent / target).exists()]
+    assert not missing, f"{name_of(page)} links to {', '.join(missing)}"
+
+
+def test_the_readme_example_is_short() -> None:
+    first = BLOCK.search((ROOT / "README.md").read_text())
+    assert first is not None
+    assert len(first[1].splitlines()) < 30

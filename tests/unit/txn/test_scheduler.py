@@ -1,0 +1,341 @@
+"""The scheduler by itself: batches in, decisions with reasons out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tidegate import App, Batch, partition
+from tidegate.txn.locks import Item
+from tidegate.txn.positions import describe
+from tidegate.txn.scheduler import TRANSITIONS, Execution, Scheduler, State, Why
+
+
+class Bench:
+    """An app written as text, and a scheduler over it; batches have one row unless said otherwise."""
+
+    def __init__(self, border: str, *procedures: str, nested: tuple[str, ...] = (), keyed: bool = False) -> None:
+        """``Bench("b", "p: b > x | t u", "q: x")``: inputs, outputs and, after the bar, tables written (~t: read)."""
+        self.app = app = App()
+        tables: dict[str, None] = {}
+        links = []
+        for text in procedures:
+            name, _, rest = text.partition(":")
+            flow, _, access = rest.partition("|")
+            inputs, _, outputs = flow.partition(">")
+            links.append((name, inputs.split(), outputs.split(), access.split()))
+            tables.update(dict.fromkeys(word.strip("~") for word in access.split()))
+        for name in tables:
+            app.table(f"CREATE TABLE {name} (a INTEGER PRIMARY KEY)", partition_by="a")
+        for name in border.split():
+            late = {"deadline_s": 9.0, "default": {"a": 0}} if name.startswith("answer") else {}
+            app.stream(name, "a INTEGER", border=True, key="a" if keyed else None, **late)
+        for name in dict.fromkeys(stream for _, _, outputs, _ in links for stream in outputs):
+            app.stream(name, "a INTEGER")
+        for name, inputs, outputs, access in links:
+
+            def body(txn: Any, *batches: Any) -> None: ...
+
+            body.__name__ = name
+            wrap = partition if keyed and inputs else str
+            reads = [wrap(word[1:]) for word in access if word[0] == "~"]
+            writes = [wrap(word) for word in access if word[0] != "~"]
+            app.procedure(inputs=inputs, outputs=outputs, reads=reads, writes=writes)(body)
+        for members in nested:
+            app.nested(*members.split(), name="nest")
+        self.graph = app.graph()
+        self.scheduler = Scheduler(self.graph)
+        self.sequence = 0
+
+    def push(self, stream: str, batch_id: int, key: int | None = None) -> list[Execution]:
+        self.sequence += 1
+        return self.scheduler.admit(self.sequence, self.batch(stream, batch_id, key))
+
+    def batch(self, stream: str, batch_id: int, key: int | None = None) -> Batch:
+        return Batch(self.app.streams[stream].relation, batch_id, [(0,)], key)
+
+    def call(self, procedure: str) -> Execution:
+        self.sequence += 1
+        return self.scheduler.admit_call(self.sequence, self.graph.oltp[procedure], {})
+
+    def run(self, execution: Execution, *emits: str) -> None:
+        """Take it and finish it, with one batch on each of these streams."""
+        self.scheduler.take(execution)
+        self.finish(execution, *emits)
+
+    def finish(self, execution: Execution, *emits: str) -> None:
+        assert execution.batch_id is not None or not emits
+        self.scheduler.finish(
+            execution, {s: self.batch(s, execution.batch_id or 0, execution.key) for s in emits}
+        )
+
+    @property
+    def ready(self) -> list[str]:
+        return [f"{e.unit.name}@{describe(e.position)}" for e in self.scheduler.ready()]
+
+
+def why(execution: Execution) -> str:
+    return str(execution.reason)
+
+
+def test_a_batch_places_everything_it_may_cause_at_once() -> None:
+    bench = Bench("b", "p: b > x", "q: x > y", "r: y")
+    p, q, r = bench.push("b", 1)
+    assert [describe(e.position) for e in (p, q, r)] == ["1.0", "1.1", "1.2"]
+    assert (p.reason.why, q.reason.why) == (Why.READY, Why.INPUT)
+    assert why(q) == "waits for its batch on stream x"
+    bench.run(p, "x")
+    assert bench.ready == ["q@1.1"]
+
+
+def test_a_batch_without_rows_withdraws_what_depends_on_it() -> None:
+    bench = Bench("b", "p: b > x | t", "q: x > y | u", "r: y | u")
+    p, q, r = bench.push("b", 1)
+    bench.run(p)
+    assert bench.scheduler.withdrawn == [q, r]
+    assert bench.scheduler.idle
+    assert {q.state, r.state} == {State.WITHDRAWN}
+    (p2, *_) = bench.push("b", 2)
+    bench.run(p2, "x")
+    assert bench.ready == ["q@2.1"], "the locks of the withdrawn are free"
+
+
+def test_fan_in_is_withdrawn_when_one_input_has_no_rows() -> None:
+    bench = Bench("b", "p: b > x y", "q: x > z", "r: y > w", "s: z w")
+    p, q, r, s = bench.push("b", 1)
+    bench.run(p, "x", "y")
+    bench.run(q)
+    assert s.state is State.WITHDRAWN
+    bench.run(r, "w")
+    assert bench.scheduler.idle
+
+
+def test_batches_of_one_procedure_run_in_order() -> None:
+    bench = Bench("b", "p: b")
+    (first,) = bench.push("b", 1)
+    (second,) = bench.push("b", 5)
+    assert why(second) == "waits for its turn behind position 1.0"
+    assert second.reason.why is Why.ORDER
+    bench.run(first)
+    assert bench.ready == ["p@2.0"]
+
+
+def test_pipelines_overlap_where_nothing_conflicts() -> None:
+    bench = Bench("b", "p: b > x", "q: x")
+    p1, q1 = bench.push("b", 1)
+    p2, q2 = bench.push("b", 2)
+    bench.run(p1, "x")
+    assert bench.ready == ["q@1.1", "p@2.0"]
+    bench.run(p2, "x")
+    assert (bench.ready, q2.reason.why) == (["q@1.1"], Why.ORDER)
+
+
+def test_order_over_a_shared_table_waits_for_the_lower_position() -> None:
+    bench = Bench("a b", "p: a > x | t", "q: x | t", "r: b | ~t")
+    p, q = bench.push("a", 1)
+    (r,) = bench.push("b", 1)
+    assert (r.reason.why, r.reason.item, r.reason.behind) == (Why.LOCK, Item("t"), p.position)
+    assert why(r) == "waits for the lock on t behind position 1.0"
+    bench.run(p, "x")
+    assert r.reason.behind == q.position, "the intent of the unstarted consumer counts from admission"
+    bench.run(q)
+    assert bench.ready == ["r@2.0"]
+
+
+def test_a_reader_holds_up_no_writer() -> None:
+    bench = Bench("a b", "p: a | ~t", "q: b | t")
+    (p,) = bench.push("a", 1)
+    (q,) = bench.push("b", 1)
+    assert bench.ready == ["p@1.0", "q@2.0"]
+    bench.run(q)
+    bench.run(p)
+
+
+def test_keys_are_independent() -> None:
+    bench = Bench("b", "p: b | t", keyed=True)
+    bench.push("b", 1, key=1)
+    (behind,) = bench.push("b", 2, key=1)
+    bench.push("b", 1, key=2)
+    assert bench.ready == ["p@1.0", "p@3.0"]
+    assert behind.reason.why is Why.ORDER
+
+
+def test_a_call_takes_its_place_in_the_order() -> None:
+    bench = Bench("b", "p: b | t", "look: | ~t")
+    (p,) = bench.push("b", 1)
+    look = bench.call("look")
+    assert look.reason.why is Why.LOCK
+    bench.run(p)
+    assert bench.ready == ["look@2.0"]
+    assert str(look) == "look at position 2.0"
+
+
+# ---- several border ancestors
+
+
+def test_a_unit_takes_its_place_when_its_last_border_batch_is_there() -> None:
+    bench = Bench("a b", "p: a b")
+    assert bench.push("a", 1) == []
+    (p,) = bench.push("b", 1)
+    assert (describe(p.position), set(p.inputs)) == ("2.0", {"a", "b"})
+
+
+def test_an_interior_batch_waits_for_the_other_border() -> None:
+    bench = Bench("a b", "p: a > x", "q: x b")
+    (p,) = bench.push("a", 1)
+    bench.run(p, "x")
+    (q,) = bench.push("b", 1)
+    assert bench.ready == ["q@2.1"]
+    bench.run(q)
+    assert bench.scheduler.idle
+
+
+def test_an_empty_interior_batch_withdraws_when_the_other_border_comes() -> None:
+    bench = Bench("a b", "p: a > x", "q: x b")
+    (p,) = bench.push("a", 1)
+    bench.run(p)
+    (q,) = bench.push("b", 1)
+    assert (q.state, bench.scheduler.idle) == (State.WITHDRAWN, True)
+
+
+def test_a_gap_in_one_stream_drops_what_can_never_be_complete() -> None:
+    bench = Bench("a b", "p: a b")
+    bench.push("a", 1)
+    bench.push("a", 2)
+    (p,) = bench.push("b", 2)
+    assert p.batch_id == 2
+    assert bench.scheduler.partial == {}, "batch 1 on b can't come any more"
+
+
+# ---- nested transactions and people
+
+
+def asking() -> Bench:
+    return Bench("b answers", "ask: b > x | t", "decide: x answers | t", nested=("ask decide",), keyed=True)
+
+
+def test_a_suspended_execution_keeps_its_locks_and_its_place() -> None:
+    bench = asking()
+    (open_one,) = bench.push("b", 1, key=7)
+    (behind,) = bench.push("b", 2, key=7)
+    bench.push("b", 1, key=8)
+    bench.scheduler.take(open_one)
+    bench.scheduler.suspend(open_one, "answers")
+    assert why(open_one) == "waits for its batch on stream answers"
+    assert bench.ready == ["nest@3.0"], "another patient goes on"
+    assert bench.scheduler.awaiting("answers", 7) is open_one
+    assert bench.push("answers", 1, key=7) == [open_one]
+    assert bench.ready[0] == "nest@1.0"
+    bench.run(open_one)
+    assert behind.state is State.READY
+
+
+def test_an_answer_before_its_question_is_kept() -> None:
+    bench = asking()
+    assert bench.push("answers", 5, key=7) == []
+    (execution,) = bench.push("b", 5, key=7)
+    assert set(execution.inputs) == {"b", "answers"}
+
+
+def test_an_answer_while_it_runs_wakes_it_when_it_asks() -> None:
+    bench = asking()
+    (execution,) = bench.push("b", 1, key=7)
+    bench.scheduler.take(execution)
+    bench.push("answers", 1, key=7)
+    bench.scheduler.suspend(execution, "answers")
+    assert execution.state is State.READY
+
+
+def test_the_oldest_unanswered_question_is_awaited_even_before_it_is_asked() -> None:
+    """Else an answer to a later question could be accepted first, and the older one never any more."""
+    bench = asking()
+    (first,) = bench.push("b", 1, key=7)
+    bench.push("b", 2, key=7)
+    assert bench.scheduler.awaiting("answers", 7) is first
+    bench.push("answers", 1, key=7)
+    assert bench.scheduler.awaiting("answers", 7) is not first
+
+
+# ---- halting
+
+
+def test_a_halted_dataflow_lets_go_of_its_locks_and_others_go_on() -> None:
+    bench = Bench("a b", "p: a > x | t", "q: x | t", "r: b | t")
+    p, q = bench.push("a", 1)
+    (later, _) = bench.push("a", 2)
+    (r,) = bench.push("b", 1)
+    bench.scheduler.take(p)
+    bench.scheduler.halt(p)
+    assert bench.ready == ["r@3.0"]
+    assert {e.state for e in (p, q, later)} == {State.PARKED}
+    assert why(later) == "its dataflow is halted behind position 1.0"
+    (new, _) = bench.push("a", 3)
+    assert (new.state, new.reason.why) == (State.PARKED, Why.HALTED)
+
+
+def test_resuming_admits_again_in_the_old_order_at_new_positions() -> None:
+    bench = Bench("a b", "p: a > x | t", "q: x | t", "r: b | t")
+    p, q = bench.push("a", 1)
+    (later, _) = bench.push("a", 2)
+    bench.scheduler.take(p)
+    bench.scheduler.halt(p)
+    (r,) = bench.push("b", 1)
+
+    def next_sequence() -> int:
+        bench.sequence += 1
+        return bench.sequence
+
+    bench.scheduler.resume("p", next_sequence)
+    assert [describe(e.position) for e in (p, q, later)] == ["4.0", "4.1", "5.0"]
+    assert bench.ready == ["r@3.0"], "what came in meanwhile stands in front now"
+    bench.run(r)
+    bench.run(p, "x")
+    bench.run(q)
+    assert bench.ready == ["p@5.0"]
+
+
+def test_a_parked_consumer_gets_the_batch_of_a_producer_that_was_running() -> None:
+    bench = Bench("b", "p: b > x", "q: x", keyed=True)
+    p1, _ = bench.push("b", 1, key=1)
+    p2, q2 = bench.push("b", 1, key=2)
+    bench.scheduler.take(p1)
+    bench.scheduler.take(p2)
+    bench.scheduler.halt(p1)
+    bench.finish(p2, "x")
+    assert (q2.state, q2.missing) == (State.PARKED, set())
+
+
+def test_finishing_in_any_order_leaves_nothing_behind() -> None:
+    """A seeded driver: any choice among the ready is correct, and everything drains."""
+    import random
+
+    for seed in range(30):
+        rng = random.Random(seed)
+        bench = Bench("a b", "p: a > x | t", "q: x | u", "r: b x | t u", "s: b | ~t")
+        for batch_id in range(1, 6):
+            for stream in rng.sample(["a", "b"], 2):
+                bench.push(stream, batch_id)
+        running: list[Execution] = []
+        while bench.scheduler.ready() or running:
+            if bench.scheduler.ready() and rng.random() < 0.6:
+                running.append(bench.scheduler.take(rng.choice(bench.scheduler.ready())))
+            elif running:
+                done = running.pop(rng.randrange(len(running)))
+                bench.finish(done, *(["x"] if done.unit.name == "p" and rng.random() < 0.7 else []))
+        scheduler = bench.scheduler
+        assert scheduler.idle
+        assert (scheduler.locks.marks(), scheduler._queues, scheduler._by_batch) == ({}, {}, {})
+        assert not any(scheduler._blocked.values())
+
+
+@pytest.mark.parametrize("state", [State.FINISHED, State.WITHDRAWN])
+def test_ended_executions_never_come_back(state: State) -> None:
+    assert TRANSITIONS[state] == frozenset()
+
+
+def test_a_wrong_transition_is_an_error_that_says_so() -> None:
+    bench = Bench("b", "p: b")
+    (p,) = bench.push("b", 1)
+    with pytest.raises(AssertionError, match=r"p on batch 1 at position 1.0 can't go from State.READY to"):
+        bench.scheduler.finish(p, {})

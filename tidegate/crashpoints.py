@@ -1,0 +1,42 @@
+"""Named moments at which a crash is interesting. In production they do nothing.
+
+``tidegate crash-test`` runs a workload in a child process that kills itself at one of them; every name below is hit by
+a test. Listed in the order in which a batch meets them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+CRASH_POINTS = (
+    "log-before-write",
+    "log-before-sync",
+    "log-after-sync",
+    "execution-before-commit",
+    "execution-after-commit",
+    "merge-before-write",
+    "merge-before-commit",
+    "merge-after-commit",
+    "merge-after-checkpoint",
+    "generation-before-copy",
+    "generation-before-rename",
+    "generation-after-rename",
+    "retention-before-remove",
+    "delivery-before-send",
+    "delivery-after-send",
+)
+
+_on_reach: Callable[[str], None] | None = None
+
+
+def crash_point(name: str) -> None:
+    """Mark a moment. Costs one comparison unless a test listens."""
+    if _on_reach is not None:
+        assert name in CRASH_POINTS, name
+        _on_reach(name)
+
+
+def listen(on_reach: Callable[[str], None] | None) -> None:
+    """Call ``on_reach(name)`` at every crash point of this process (None: stop). For tests."""
+    global _on_reach
+    _on_reach = on_reach

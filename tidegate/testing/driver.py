@@ -1,0 +1,326 @@
+"""One random, repeatable interleaving: the seeded driver.
+
+It takes the place of an executor's loop. At every step it picks, by its seed, one of the things that could happen next:
+the next input enters, an execution that may run starts, one that has begun runs its next member or commits, a decision
+is answered, a deadline passes, a merge happens, the engine is closed and reopened, a halted dataflow goes on. Inside a
+procedure the same happens at every access to a table or stream, so that bodies interleave too.
+
+With executor ``"serial"`` or ``"threads"`` the engine runs executions by itself; the driver then does the rest.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from tidegate.engine import Engine
+from tidegate.errors import BatchError, TidegateError
+from tidegate.testing.doubles import ManualClock
+from tidegate.testing.history import History
+from tidegate.txn.scheduler import Execution, State
+from tidegate.txn.transaction import Transaction
+
+STUCK_AFTER_S = 20.0
+RESUMES = 25
+
+
+@dataclass(frozen=True)
+class Push:
+    """A batch for a border stream. On an awaited stream: a decision, delivered at any moment."""
+
+    stream: str
+    rows: tuple[Any, ...]
+    batch_id: int | None = None
+
+    def __str__(self) -> str:
+        number = "" if self.batch_id is None else f", {self.batch_id}"
+        return f"push({self.stream!r}, {[tuple(row) for row in self.rows]}{number})"
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of an OLTP procedure."""
+
+    procedure: str
+    arguments: tuple[Any, ...] = ()
+
+    def __str__(self) -> str:
+        return f"call({', '.join(map(repr, (self.procedure, *self.arguments)))})"
+
+
+Input = Push | Call
+
+
+class Stuck(TidegateError):
+    """Nothing can happen any more, but something is unfinished."""
+
+
+class PausingTransaction(Transaction):
+    """A transaction that lets something else happen before every access."""
+
+    __slots__ = ("pause",)
+
+    pause: Callable[[], None]
+
+    def get(self, table: str, key: Any) -> Any:
+        self.pause()
+        return super().get(table, key)
+
+    def scan(self, table: str, **equals: Any) -> list[Any]:
+        self.pause()
+        return super().scan(table, **equals)
+
+    def insert(self, table: str, row: Any = None, /, **values: Any) -> Any:
+        self.pause()
+        return super().insert(table, row, **values)
+
+    def upsert(self, table: str, row: Any = None, /, **values: Any) -> Any:
+        self.pause()
+        return super().upsert(table, row, **values)
+
+    def delete(self, table: str, key: Any) -> bool:
+        self.pause()
+        return super().delete(table, key)
+
+    def execute(self, statement: Any, *parameters: Any, **named: Any) -> Any:
+        self.pause()
+        return super().execute(statement, *parameters, **named)
+
+
+class SeededDriver:
+    """Runs an engine through the interleaving that ``seed`` names.
+
+    ``merges``: how likely each step is a merge. ``depth``: how many bodies may be interrupted inside each other.
+    ``reopen(engine)``: closes the engine and opens the same directory again; without it that never happens.
+    ``repair(dataflow)``: called before a halted dataflow is resumed.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        clock: ManualClock,
+        seed: int,
+        *,
+        merges: float = 0.02,
+        depth: int = 2,
+        reopen: Callable[[Engine], Engine] | None = None,
+        repair: Callable[[str], None] | None = None,
+    ) -> None:
+        self.clock = clock
+        self.history = History()
+        self.most_open = 0
+        self._random = random.Random(seed)
+        self._merges = merges
+        self._depth = depth
+        self._reopen = reopen
+        self._repair = repair
+        self._inputs: deque[Input] = deque()
+        self._decisions: dict[tuple[str, Any], deque[Push]] = {}
+        self._begun: dict[Execution, Any] = {}  # body run as far as it goes -> the outcome to settle, or "…"
+        self._resumes = 0
+        self._take(engine)
+
+    def _take(self, engine: Engine) -> None:
+        self.engine = engine
+        self.manual = engine.config.executor == "manual"
+        self.history.attach(engine)
+        runtime = engine.runtime
+        if self.manual:
+            advance = runtime.advance
+            runtime.advance = lambda txn, one_member=True: advance(txn, True)  # type: ignore[method-assign]
+
+        def begin(*arguments: Any) -> Transaction:
+            txn = PausingTransaction(runtime, *arguments)
+            txn.pause = self._pause if self.manual else _give_way
+            return txn
+
+        if engine.config.executor != "serial":
+            runtime.begin = begin  # type: ignore[method-assign]
+
+    # ---- the loop
+
+    def run(self, inputs: Iterable[Input]) -> History:
+        """Feed ``inputs`` in order (decisions: at any moment) and go on until all is finished."""
+        for item in inputs:
+            self._queue(item)
+        while self.step() or self._last_resort():
+            pass
+        return self.history
+
+    def _queue(self, item: Input) -> None:
+        if isinstance(item, Push) and self.engine.app.streams[item.stream].awaited:
+            border = self.engine.borders[item.stream]
+            for key, rows in border.split(border.check_rows(item.rows)).items():
+                lane = self._decisions.setdefault((item.stream, key), deque())
+                lane.append(Push(item.stream, tuple(rows), item.batch_id))
+        else:
+            self._inputs.append(item)
+
+    def step(self) -> bool:
+        """Let one thing happen; False when only waiting is left."""
+        chance = self._random.random()
+        if chance < self._merges:
+            self._merge()
+        elif chance < self._merges + 0.03 and self._answer():
+            return True
+        elif chance > 0.995 and self._expire():
+            return True
+        elif chance > 0.985 and self._reopen is not None and not self._depth_now and self._reopened():
+            return True
+        choices: list[Callable[[], None]] = [self._admit] if self._inputs else []
+        if self.engine.scheduler.halted and chance < 0.3:
+            choices.append(self._resume)
+        if self.manual:
+            choices += [lambda e=e: self._start(e) for e in dict.fromkeys(self.engine.scheduler.ready())]  # type: ignore[misc]
+            choices += [lambda e=e: self._go_on(e) for e in self._begun]  # type: ignore[misc]
+        if not choices:
+            return False
+        choices[self._random.randrange(len(choices))]()
+        return True
+
+    def _last_resort(self) -> bool:
+        """Nothing may run: answer a question, let deadlines pass, resume. False when everything is finished."""
+        engine = self.engine
+        if engine.config.executor == "threads":
+            self._wait_for_threads()
+        with engine.lock:
+            busy = bool(engine.scheduler.ready()) or any(e.state is State.RUNNING for e in engine.scheduler.live.values())
+        if busy or self._answer(asked=True) or self._expire():
+            return True
+        if engine.scheduler.halted:
+            self._resume()
+            return True
+        if not engine.scheduler.idle:
+            waiting = "; ".join(f"{e} {e.reason}" for e in engine.scheduler.waiting())
+            raise Stuck(f"nothing can run, but {waiting}")
+        return False
+
+    def _wait_for_threads(self) -> None:
+        executor: Any = self.engine.executor
+        deadline = time.monotonic() + STUCK_AFTER_S
+        with executor.lock:
+            while executor._running or executor.scheduler.ready():
+                if not executor.ended.wait(0.5) and time.monotonic() > deadline:
+                    waiting = "; ".join(f"{e} {e.state.value}: {e.reason}" for e in executor.scheduler.waiting())
+                    raise Stuck(f"the threads made no progress in {STUCK_AFTER_S:g} s: {waiting}")
+
+    # ---- what can happen
+
+    def _tell(self, text: str) -> None:
+        self.history.steps.append("  " * self._depth_now + text)
+
+    def _admit(self) -> None:
+        item = self._inputs.popleft()
+        self._tell(str(item))
+        self.clock.advance(0.001)
+        if isinstance(item, Call):
+            self.engine.submit(item.procedure, *item.arguments)
+        else:
+            self.engine.push(item.stream, item.rows, item.batch_id)
+
+    def _start(self, execution: Execution) -> None:
+        engine = self.engine
+        with engine.lock:
+            engine.scheduler.take(execution)
+        engine.executor.start(execution)
+        self._body(execution)
+
+    def _go_on(self, execution: Execution) -> None:
+        outcome = self._begun.pop(execution)
+        if outcome == "…":
+            self._body(execution)
+            return
+        how = "commits" if outcome is None else f"ends: {outcome}"
+        self._tell(f"{execution} {how}")
+        self.engine.executor.settle(execution, outcome)
+        if isinstance(outcome, str):
+            self._tell(f"{execution} waits for {outcome}")
+
+    def _body(self, execution: Execution) -> None:
+        context = execution.context
+        self._tell(f"{execution} runs member {context.txn.cursor}")
+        self._open += 1
+        self.most_open = max(self.most_open, self._open + len(self._begun))
+        try:
+            outcome = self.engine.runtime.attempt(context.txn)
+        finally:
+            self._open -= 1
+        self._begun[execution] = outcome
+
+    _open = 0
+    _depth_now = 0
+
+    def _pause(self) -> None:
+        """Inside a body, before an access: perhaps let something else happen."""
+        if self._depth_now < self._depth and self._random.random() < 0.12:
+            self._depth_now += 1
+            try:
+                self.step()
+            finally:
+                self._depth_now -= 1
+
+    def _merge(self) -> None:
+        self._tell("merge")
+        self.engine.checkpoint()
+
+    def _answer(self, asked: bool = False) -> bool:
+        """Deliver a decision; ``asked``: only one that somebody waits for."""
+        lanes = [lane for lane, waiting in self._decisions.items() if waiting]
+        self._random.shuffle(lanes)
+        for stream, key in lanes:
+            decision = self._decisions[stream, key][0]
+            with self.engine.lock:
+                execution = self.engine.scheduler.awaiting(stream, key)
+            wanted = execution is not None and execution.batch_id == decision.batch_id
+            if not wanted and (asked or execution is not None or self._random.random() < 0.8):
+                continue
+            self._decisions[stream, key].popleft()
+            try:
+                self.engine.push(stream, decision.rows, decision.batch_id)
+                self._tell(f"{decision} {'answers' if wanted else 'comes early'}")
+            except BatchError:
+                self._tell(f"{decision} comes too late")
+            return True
+        return False
+
+    def _expire(self) -> bool:
+        """Let the deadlines of all open questions pass."""
+        with self.engine.lock:
+            waiting = list(self.engine.scheduler.suspended())
+            deadlines = [self.engine.app.streams[str(e.reason.stream)].deadline_s or 0.0 for e in waiting]
+            if not deadlines:
+                return False
+            self._tell("deadlines pass")
+            self.clock.advance(max(deadlines))
+            self.engine.tick()
+        return True
+
+    def _resume(self) -> None:
+        with self.engine.lock:
+            halted = list(self.engine.scheduler.halted)
+        self._resumes += 1
+        if self._resumes > RESUMES:
+            raise Stuck(f"dataflow {halted[0]} halts again and again; only histories that finish can be compared")
+        for dataflow in halted:
+            self._tell(f"resume {dataflow}")
+            if self._repair is not None:
+                self._repair(dataflow)
+            self.engine.resume(dataflow)
+
+    def _reopened(self) -> bool:
+        """Close and open again; what had begun begins again. Not while a call is open: its caller would be gone."""
+        assert self._reopen is not None
+        if any(e.batch_id is None for e in self.engine.scheduler.live.values()):
+            return False
+        self._tell("close and reopen")
+        self._begun.clear()
+        self._take(self._reopen(self.engine))
+        return True
+
+
+def _give_way() -> None:
+    time.sleep(0)

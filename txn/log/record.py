@@ -1,0 +1,143 @@
+"""Log records, and how one becomes bytes.
+
+    frame   length u32 │ crc32 of body u32 │ body (msgpack array, its first element the kind)
+
+The address of a record (its LSN) is the offset of its frame in the log as one endless file; a segment's name is the
+LSN it begins at.
+
+A ``Mark`` says up to which LSN the log is known to be on disk. It is written after every sync, unsynced itself, so
+that a damaged record *below* some later mark can be told from a torn tail: the first was acknowledged and must be
+reported, the second was not and is cut.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import struct
+import zlib
+from typing import Any
+
+import msgspec
+
+FORMAT = 1
+HEADER = struct.Struct("<II")
+MAX_BODY = 1 << 30
+
+
+class Record(msgspec.Struct, frozen=True, array_like=True, tag_field="kind"):
+    """Base of the records. ``tag`` is the kind as stored."""
+
+
+class Segment(Record, frozen=True, array_like=True, tag=0):
+    """First record of every segment: who wrote it, and with which code."""
+
+    format: int
+    app: str
+    mode: str
+    procedures: dict[str, str]  # name -> hash of its code
+    streams: dict[str, list[list[str]]]  # name -> [[column, type], ...]
+
+
+class Mark(Record, frozen=True, array_like=True, tag=1):
+    """Everything below ``synced`` is on disk."""
+
+    synced: int
+
+
+class Pushed(Record, frozen=True, array_like=True, tag=2):
+    """A border batch was accepted. ``explicit``: its id was given by the source, so repeats of it are recognised."""
+
+    sequence: int
+    time_us: int
+    stream: str
+    batch_id: int
+    rows: list[Any]
+    explicit: bool = False
+    source: str | None = None
+    offset: Any = None
+
+
+class Called(Record, frozen=True, array_like=True, tag=3):
+    """An OLTP procedure was called."""
+
+    sequence: int
+    time_us: int
+    procedure: str
+    arguments: list[Any]
+    named: dict[str, Any]
+
+
+class Executed(Record, frozen=True, array_like=True, tag=4):
+    """An execution ended (modes strong and effects; failures in every mode).
+
+    ``outcome``: committed, aborted, expired, dead_letter or halted. ``effects``: its write set and emitted rows (mode
+    effects). ``parked``: positions that a halt put aside.
+    """
+
+    position: int
+    outcome: str
+    procedure: str = ""
+    reason: str = ""
+    writes: dict[str, list[Any]] | None = None
+    emitted: dict[str, list[Any]] | None = None
+    result: Any = None
+    parked: list[int] | None = None
+
+
+class Resumed(Record, frozen=True, array_like=True, tag=5):
+    """A halted dataflow went on."""
+
+    dataflow: str
+    sequence: int
+
+
+class Delivered(Record, frozen=True, array_like=True, tag=6):
+    """A durable subscriber has dealt with the batches of these positions."""
+
+    subscription: str
+    positions: list[int]
+
+
+class Checkpoint(Record, frozen=True, array_like=True, tag=7):
+    """The base holds everything below ``lsn``, as merge ``number``. ``generation``: a copy of it was kept."""
+
+    number: int
+    lsn: int
+    generation: bool = False
+
+
+class Subscribed(Record, frozen=True, array_like=True, tag=8):
+    """A durable subscription was made, or (``closed``) dropped."""
+
+    subscription: str
+    stream: str
+    closed: bool = False
+
+
+Any_ = Segment | Mark | Pushed | Called | Executed | Resumed | Delivered | Checkpoint | Subscribed
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Any_)
+
+
+def encode(record: Record) -> bytes:
+    """The record as a frame."""
+    body = _encoder.encode(record)
+    return HEADER.pack(len(body), zlib.crc32(body)) + body
+
+
+def decode(body: bytes) -> Any_:
+    """The record in a frame's body."""
+    return _decoder.decode(body)
+
+
+EPOCH = dt.datetime(1970, 1, 1)
+
+
+def to_us(time: dt.datetime) -> int:
+    """Microseconds since 1970, exactly."""
+    return (time - EPOCH) // dt.timedelta(microseconds=1)
+
+
+def from_us(time_us: int) -> dt.datetime:
+    return EPOCH + dt.timedelta(microseconds=time_us)

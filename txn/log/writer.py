@@ -1,0 +1,210 @@
+"""Writing the log: records are buffered, written and synced together (group commit).
+
+    append(record) ─▶ buffer ─▶ write ─▶ sync ─▶ everything up to here is acknowledged
+                      └──────── many records at a time ────────┘
+
+``sync="group"``: a background thread syncs at most ``max_delay_s`` after the first unsynced record; whoever waits for
+an acknowledgement makes it sync at once. ``"always"``: every append is synced before anything else happens.
+``"off"``: written in the background, never synced: for data that can be lost.
+
+A failed sync is final: nobody knows what is on disk, so the writer refuses everything after it. A full disk is not:
+the buffer is kept, new work is refused with DiskFull, and the next write that succeeds lifts the refusal.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Literal
+
+from tidegate.crashpoints import crash_point
+from tidegate.errors import DiskFull, LogFailed
+from tidegate.txn.log.files import AppendFile, Files
+from tidegate.txn.log.record import Mark, Record, Segment, encode
+
+Sync = Literal["always", "group", "off"]
+SEGMENT_BYTES = 64 << 20
+
+
+class LogWriter:
+    """Appends to the log. ``append`` is called under the engine's lock; everything else from any thread."""
+
+    def __init__(
+        self,
+        files: Files,
+        start: int,
+        segment: Segment,
+        sync: Sync = "group",
+        max_delay_s: float = 0.005,
+        on_synced: Callable[[int], None] = lambda lsn: None,
+        segment_bytes: int = SEGMENT_BYTES,
+    ) -> None:
+        self._files = files
+        self._segment = encode(segment)
+        self._mode = sync
+        self._max_delay_s = max_delay_s
+        self._segment_bytes = segment_bytes
+        self.on_synced = on_synced
+        self.end = start  # LSN after the last appended record
+        self.synced = start  # everything below is on disk
+        self.syncs = 0
+        self.full: OSError | None = None
+        self.failed: Exception | None = None
+        self._buffer = bytearray()
+        self._changed = threading.Condition()  # guards the buffer and the numbers above
+        self._syncing = threading.Lock()  # one writes and syncs at a time
+        self._closed = False
+        self._open_segment()
+        self._thread: threading.Thread | None = None
+        if sync != "always":
+            self._thread = threading.Thread(target=self._loop, name="tidegate-log", daemon=True)
+            self._thread.start()
+
+    # ---- appending
+
+    def append(self, record: Record) -> int:
+        """Put a record into the log; returns the LSN to wait for. With ``"always"`` it is on disk already."""
+        frame = encode(record)
+        with self._changed:
+            if self.failed is not None:
+                raise self._refusal()
+            if not self._buffer:
+                self._changed.notify()
+            self._buffer += frame
+            self.end += len(frame)
+            end = self.end
+        if self._mode == "always":
+            self.wait(end)
+        return end
+
+    def check(self) -> None:
+        """Raise when new work can't be taken: the log failed, or the disk is full and stays so."""
+        if self.failed is not None:
+            raise self._refusal()
+        if self.full is not None:
+            self._write_out(sync=False)
+            if self.full is not None:
+                raise DiskFull(
+                    f"the disk with the log is full ({self.full}); nothing new is accepted, what was acknowledged is safe. "
+                    f"Free some space: work resumes by itself"
+                )
+
+    def wait(self, lsn: int) -> None:
+        """Return when everything below ``lsn`` is on disk; makes it so if need be."""
+        while self.synced < lsn:
+            if self.failed is not None:
+                raise self._refusal()
+            self._write_out(sync=self._mode != "off")
+            if self.full is not None:
+                self.check()
+
+    # ---- writing and syncing
+
+    def _loop(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._buffer or self._closed)
+                if self._closed:
+                    return
+                self._changed.wait(self._max_delay_s)
+                if self._closed:
+                    return
+            try:
+                self._write_out(sync=self._mode != "off")
+            except LogFailed:
+                return
+            if self.full is not None:
+                with self._changed:
+                    self._changed.wait(0.1)
+
+    def _write_out(self, sync: bool) -> None:
+        """Write the buffer and sync it; then note in the log, unsynced, how far it is on disk."""
+        with self._syncing:
+            if not self._write():
+                return
+            with self._changed:
+                written = self.end - len(self._buffer)
+            if sync and self.synced < written:
+                crash_point("log-before-sync")
+                self._sync_file()
+                crash_point("log-after-sync")
+            self._advance(written, mark=sync)
+            if sync:
+                self._write()
+            if self._segment_end - self._segment_start > self._segment_bytes:
+                self._roll()
+        self.on_synced(self.synced)
+
+    def _sync_file(self) -> None:
+        try:
+            self._file.sync()
+        except OSError as error:
+            self.failed = error
+            raise self._refusal() from error
+        self.syncs += 1
+
+    def _write(self) -> bool:
+        """Move the buffer to the file; False when the disk is full (what was not written stays in the buffer)."""
+        with self._changed:
+            data, self._buffer = self._buffer, bytearray()
+        rest = memoryview(data)
+        crash_point("log-before-write")
+        try:
+            while rest:
+                count = self._file.write(rest)
+                self._segment_end += count
+                rest = rest[count:]
+            self.full = None
+        except OSError as error:
+            self.full = error
+        if rest:
+            with self._changed:
+                self._buffer = bytearray(rest) + self._buffer
+        return self.full is None
+
+    def _advance(self, written: int, mark: bool) -> None:
+        with self._changed:
+            news = written > self.synced
+            self.synced = written
+            if mark and news:
+                frame = encode(Mark(written))
+                self._buffer += frame
+                self.end += len(frame)
+
+    def _open_segment(self) -> None:
+        """Begin a segment at the end of the log; its first record is on disk before anything refers to it."""
+        self._segment_start = self._segment_end = self.end
+        self._file: AppendFile = self._files.create(segment_name(self.end))
+        self._file.write(self._segment)
+        self._file.sync()
+        self.end += len(self._segment)
+        self._segment_end = self.synced = self.end
+
+    def _roll(self) -> None:
+        with self._changed:
+            if self._buffer:
+                return  # records that belong to this segment are waiting; next time
+            self._sync_file()
+            self._file.close()
+            self._open_segment()
+
+    def _refusal(self) -> LogFailed:
+        return LogFailed(
+            f"the log could not be synced to disk ({self.failed}); nobody knows what is on disk, so the engine stops here. "
+            f"Check the disk, then open the app again: recovery keeps everything acknowledged"
+        )
+
+    def close(self) -> None:
+        """Sync what is left and let go of the file."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+        if self.failed is None:
+            self._write_out(sync=True)
+        self._file.close()
+
+
+def segment_name(lsn: int) -> str:
+    return f"{lsn:020d}.log"
