@@ -6,9 +6,14 @@ import base64
 import datetime as dt
 import uuid
 from decimal import Decimal
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import msgspec
+
 from tidegate.errors import CorruptionError
+from tidegate.storage.schema import Relation, Row
+from tidegate.storage.types import ColumnType
 
 
 def to_json(value: Any) -> Any:
@@ -36,6 +41,8 @@ def to_json(value: Any) -> Any:
             return {"uuid": str(value)}
         case tuple() | list():
             return [to_json(item) for item in value]
+        case dict():
+            return {"map": [[to_json(k), to_json(v)] for k, v in value.items()]}
     raise CorruptionError(f"no way to write down {value!r} ({type(value).__name__})")
 
 
@@ -61,4 +68,44 @@ def from_json(value: Any) -> Any:
             return base64.b64decode(text)
         case "uuid":
             return uuid.UUID(text)
+        case "map":
+            return {from_json(k): from_json(v) for k, v in text}
     raise CorruptionError(f"unknown kind of value {kind!r} in stored state")
+
+
+class RowCodec:
+    """Rows of one relation as msgspec writes them, and back.
+
+    Writing needs no help: msgspec knows every type we store. What comes back is text for the types msgpack lacks; a
+    row that is too short was written before a nullable column was added.
+    """
+
+    def __init__(self, relation: Relation) -> None:
+        self._make: Callable[[Iterable[Any]], Row] = relation.row._make
+        self._width = len(relation.columns)
+        self._decoders = [(i, _decoder(c.type)) for i, c in enumerate(relation.columns) if not _plain(c.type)]
+
+    def unpack(self, rows: Sequence[Sequence[Any]]) -> list[Row]:
+        """Rows as stored, from rows as read."""
+        found = []
+        for row in rows:
+            if len(row) < self._width or self._decoders:
+                values = [*row, *[None] * (self._width - len(row))]
+                for i, decode in self._decoders:
+                    if values[i] is not None:
+                        values[i] = decode(values[i])
+                row = values
+            found.append(self._make(row))
+        return found
+
+
+def _plain(kind: ColumnType) -> bool:
+    return kind.family in {"integer", "float", "text", "boolean", "blob", "json"}
+
+
+def _decoder(kind: ColumnType) -> Callable[[Any], Any]:
+    if kind.family == "list":
+        assert kind.element is not None
+        inner = (lambda value: value) if _plain(kind.element) else _decoder(kind.element)
+        return lambda values: tuple(None if value is None else inner(value) for value in values)
+    return lambda value: msgspec.convert(value, kind.python)

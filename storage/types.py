@@ -51,6 +51,7 @@ class ColumnType:
     coerce: Callable[[Any], Any]
     low: int = 0
     high: int = 0
+    element: ColumnType | None = None  # of a list
 
     def __str__(self) -> str:
         return self.sql
@@ -200,7 +201,7 @@ def _list(element: ColumnType) -> ColumnType:
             raise ValueError(f"expected a list, got {type(value).__name__}")
         return tuple(None if item is None else inner(item) for item in value)
 
-    return ColumnType(f"{element.sql}[]", "list", tuple, pa.list_(element.arrow), coerce)
+    return ColumnType(f"{element.sql}[]", "list", tuple, pa.list_(element.arrow), coerce, element=element)
 
 
 _SIMPLE: dict[str, ColumnType] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
@@ -134,11 +134,13 @@ class Engine:
                 ticket.duplicate = bool(parts) and not fresh
                 parts = fresh
                 self._check_awaited(border, parts, batch_id)
+            ticket.pending = 1  # not done before the last key is in
             for key, part in parts.items():
                 batch = border.accept(key, part, batch_id)
                 ticket.batch_ids.append(batch.id)
                 self.enter(batch, ticket)
-            if not ticket.pending and not ticket.done:
+            ticket.pending -= 1
+            if not ticket.pending:
                 ticket.finish()
         return ticket
 
@@ -156,6 +158,10 @@ class Engine:
         the error's ``fed`` says how many those are.
         """
         border = self.borders.get(stream) or self._no_border(stream)
+        if type(size) is not int or size < 1:
+            raise TidegateError(f"feed({stream!r}, …): size is a positive whole number of rows, got {size!r}", stream=stream)
+        if isinstance(rows, (str, Mapping)) or not isinstance(rows, Iterable):
+            raise DataError(f"feed({stream!r}, rows) takes rows to iterate over, got {type(rows).__name__}", relation=stream)
         source = iter(rows)
         fed = batches = 0
         while chunk := list(islice(source, max(FEED_AHEAD // size, 1) * size)):

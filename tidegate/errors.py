@@ -17,6 +17,7 @@
     │   ├── DiskFull          ... has no room; work resumes when there is
     │   ├── LogFailed         ... could not be synced; the engine stops
     │   ├── LogDamaged        ... has a record that was acknowledged and can't be read
+    │   ├── BaseDamaged       the DuckDB base can't be read (it is rebuilt from a generation and the log)
     │   └── RecoveryRefused   ... does not fit this app: another app, newer format, changed schema or code
     └── CorruptionError       an internal invariant broke; never ignored
 
@@ -106,6 +107,10 @@ class LogFailed(LogError):
 
 class LogDamaged(LogError):
     """A record that was acknowledged can't be read. Facts: ``file``, ``offset``, ``lsn``."""
+
+
+class BaseDamaged(LogError):
+    """The DuckDB base can't be read. Handled by rebuilding it."""
 
 
 class RecoveryRefused(LogError):

@@ -165,7 +165,8 @@ def query(engine: Engine, sql: Any, parameters: Any) -> Result:
     """Run a SELECT over tables and system views as one consistent state."""
     if isinstance(sql, str):
         sql = _flat_names(sql)
-    statement = prepare(sql, engine.app.tables, {name: v.relation for name, v in VIEWS.items()}, _scratch(engine))
+    with engine.app.scratch.lock:
+        statement = prepare(sql, engine.app.tables, {name: v.relation for name, v in VIEWS.items()}, _scratch(engine))
     if statement.kind != "select":
         raise StatementError(
             f"query() only reads, this is {statement.kind.upper()}; change tables in a procedure: engine.call(…)",

@@ -346,7 +346,7 @@ class SerialExecutor(Executor):
                     assert isinstance(outcome, ProcedureFailed)
                     self._halt_inline(units[:place], unit, sequence, batch, streams, time, ticket, txn, outcome)
                     return
-        if ticket is not None:
+        if ticket is not None and not ticket.pending:
             ticket.finish()
 
     def _undone_inline(self, txn: Transaction, outcome: Any, ticket: Ticket | None) -> bool:

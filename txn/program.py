@@ -90,7 +90,7 @@ class UnitProgram:
         self.members = tuple(programs[procedure.name] for procedure in unit.members)
         self.by_key = tuple(dict.fromkeys(table for program in self.members for table in program.by_key))
         self.deadline_s = min((m.deadline_s for m in unit.members if m.deadline_s is not None), default=None)
-        self.committed = any(access.committed for access in unit.access)
+        self.committed = any(access.committed for program in self.members for access in program.access.values())
 
 
 def bind_access(access: TableAccess, database: Database) -> Access:

@@ -111,7 +111,7 @@ def random_app(rng: random.Random, world: World) -> AppSpec:
     tables = rng.sample([*PLAIN, *PARTITIONED], rng.randint(1, 3))
     if rng.random() < 0.5 and not set(tables) & set(PARTITIONED):
         tables[0] = rng.choice(list(PARTITIONED))
-    sql = rng.random() < 0.15
+    sql = rng.random() < 0.12
     streams = (f"s{i}" for i in range(100))
     flows = [_random_flow(rng, world, n, tables, streams, sql) for n in range(rng.choice([1, 1, 2, 2, 3]))]
     calls = [
@@ -227,7 +227,7 @@ def _random_ops(
                 ops.append(Op("move" if one.write else "audit"))
             continue
         for _ in range(rng.randint(1, 3)):
-            if sql and rng.random() < 0.5:
+            if sql and rng.random() < 0.3:
                 ops.append(Op("sql_write" if one.write else "sql_read", one.table, rng.randrange(100)))
             else:
                 ops.append(Op(rng.choice([*READS, *WRITES, *WRITES] if one.write else READS), one.table))

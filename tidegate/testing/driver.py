@@ -18,14 +18,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from tidegate.engine import Engine
-from tidegate.errors import BatchError, TidegateError
+from tidegate.errors import BatchError, CorruptionError, ProcedureFailed, TidegateError
 from tidegate.testing.doubles import ManualClock
 from tidegate.testing.history import History
 from tidegate.txn.scheduler import Execution, State
 from tidegate.txn.transaction import Transaction
 
 STUCK_AFTER_S = 20.0
-RESUMES = 25
+RESUMES = 8
 
 
 @dataclass(frozen=True)
@@ -121,6 +121,7 @@ class SeededDriver:
         self._inputs: deque[Input] = deque()
         self._decisions: dict[tuple[str, Any], deque[Push]] = {}
         self._begun: dict[Execution, Any] = {}  # body run as far as it goes -> the outcome to settle, or "…"
+        self._broken: ProcedureFailed | None = None
         self._resumes = 0
         self._take(engine)
 
@@ -129,6 +130,9 @@ class SeededDriver:
         self.manual = engine.config.executor == "manual"
         self.history.attach(engine)
         runtime = engine.runtime
+        dead_letter, halted = engine.journal.dead_letter, engine.journal.halted
+        engine.journal.dead_letter = self._noticing(dead_letter)  # type: ignore[method-assign]
+        engine.journal.halted = self._noticing(halted)  # type: ignore[method-assign]
         if self.manual:
             advance = runtime.advance
             runtime.advance = lambda txn, one_member=True: advance(txn, True)  # type: ignore[method-assign]
@@ -140,6 +144,16 @@ class SeededDriver:
 
         if engine.config.executor != "serial":
             runtime.begin = begin  # type: ignore[method-assign]
+
+    def _noticing(self, report: Callable[..., None]) -> Callable[..., None]:
+        """Broken invariants must not pass for failing procedures."""
+
+        def noticed(txn: Transaction, error: ProcedureFailed) -> None:
+            if isinstance(error.__cause__, (CorruptionError, AssertionError)):
+                self._broken = error
+            report(txn, error)
+
+        return noticed
 
     # ---- the loop
 
@@ -162,6 +176,8 @@ class SeededDriver:
 
     def step(self) -> bool:
         """Let one thing happen; False when only waiting is left."""
+        if self._broken is not None:
+            raise self._broken
         chance = self._random.random()
         if chance < self._merges:
             self._merge()

@@ -1,0 +1,80 @@
+"""Copies of the base, and telling a sound base from a damaged one.
+
+The log is the authority; the base is a convenience that must never be believed against it. DuckDB checks a block's
+checksum when it reads the block, so a base is *sound* when all of it can be read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from tidegate.crashpoints import crash_point
+from tidegate.errors import BaseDamaged
+from tidegate.storage.base import BASE_SCHEMA, META
+from tidegate.storage.ddl import quote
+
+
+def inspect_base(path: Path) -> dict[str, Any]:
+    """Read every block of the database at ``path``; returns its stored facts. Raises BaseDamaged when it is not sound."""
+    try:
+        connection = duckdb.connect(str(path), config={"threads": "1"})
+    except duckdb.Error as error:
+        raise BaseDamaged(_first_line(error)) from None
+    try:
+        tables = connection.execute(
+            "SELECT table_name FROM duckdb_tables() WHERE schema_name = ?", [BASE_SCHEMA]
+        ).fetchall()
+        for (table,) in tables:
+            connection.execute(f"SELECT bit_xor(hash(t)) FROM {BASE_SCHEMA}.{quote(table)} t").fetchall()
+        found = connection.execute("SELECT count(*) FROM duckdb_tables() WHERE table_name = ?", [META]).fetchall()
+        if found[0][0] == 0:
+            return {}
+        return {name: json.loads(value) for name, value in connection.execute(f"FROM {META}").fetchall()}
+    except (duckdb.Error, ValueError) as error:
+        raise BaseDamaged(_first_line(error)) from None
+    finally:
+        connection.close()
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def copy_base(cursor: duckdb.DuckDBPyConnection, target: Path) -> None:
+    """A consistent copy of the open base at ``target``, whole and on disk, or not there at all."""
+    partial = target.with_suffix(".partial")
+    partial.unlink(missing_ok=True)
+    source = cursor.execute("SELECT current_database()").fetchall()[0][0]
+    crash_point("generation-before-copy")
+    cursor.execute(f"ATTACH {_text(partial)} AS tidegate_copy")
+    try:
+        cursor.execute(f"COPY FROM DATABASE {quote(source)} TO tidegate_copy")
+    finally:
+        cursor.execute("DETACH tidegate_copy")
+    _sync(partial)
+    crash_point("generation-before-rename")
+    partial.replace(target)
+    _sync(target.parent)
+    crash_point("generation-after-rename")
+
+
+def sync_base(path: Path) -> None:
+    """Make what DuckDB did to the directory (a write-ahead log that is gone) durable too."""
+    _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _text(path: Path) -> str:
+    return "'" + str(path).replace("'", "''") + "'"

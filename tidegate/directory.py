@@ -1,0 +1,113 @@
+"""The directory of a durable engine: who owns it, and what lies where.
+
+    DIR/lock                    held by the one process that has it open
+    DIR/base.duckdb             the tables as of the last merge, with the LSN they stand for
+    DIR/log/<lsn>.log           segments of the command log
+    DIR/generations/<n>.duckdb  older copies of the base, each with its LSN; the log since the oldest is kept
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from tidegate.errors import BaseDamaged, TidegateError
+from tidegate.storage.generations import inspect_base
+from tidegate.txn.log.files import OsFiles, sync_directory
+
+KEPT_GENERATIONS = 2
+
+
+class Directory:
+    """Opened by one process at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.mkdir(parents=True, exist_ok=True)
+        self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            owner = os.read(self._lock, 200).decode(errors="replace").strip() or "another process"
+            os.close(self._lock)
+            raise TidegateError(
+                f"{path} is open in {owner}; one process owns a directory. Close that one, or talk to it", path=path
+            ) from None
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, f"process {os.getpid()}\n".encode(), 0)
+        self.files = OsFiles(path / "log")
+        self.generations_path = path / "generations"
+        self.generations_path.mkdir(exist_ok=True)
+
+    @property
+    def base(self) -> Path:
+        return self.path / "base.duckdb"
+
+    def generations(self) -> list[tuple[int, Path]]:
+        """Kept copies, newest first, each under its merge number."""
+        found = [(int(path.stem), path) for path in self.generations_path.glob("*.duckdb")]
+        return sorted(found, reverse=True)
+
+    def generation(self, number: int) -> Path:
+        return self.generations_path / f"{number:012d}.duckdb"
+
+    def sound_base(self, merges: int, oldest_lsn: int) -> tuple[dict[str, Any], list[str]]:
+        """Make sure that a sound base, not behind what the log can replay, is in place.
+
+        ``merges``: the newest merge the log knows of. ``oldest_lsn``: where the kept log begins. Returns the base's facts
+        and what had to be done. Putting a base in its place twice is safe: it is replayed from its own LSN.
+        """
+        report: list[str] = []
+        meta = self._inspect(self.base, report)
+        wal = self.base.with_suffix(".duckdb.wal")
+        if meta is None and wal.exists():
+            self._put_aside(wal, report)
+            meta = self._inspect(self.base, report)
+        if meta is not None and int(meta.get("lsn", 0)) >= oldest_lsn:
+            if int(meta.get("merge", 0)) < merges:
+                report.append(
+                    f"the base is at merge {meta.get('merge', 0)}, the log knows of {merges}: replaying from the base's own place"
+                )
+            return meta, report
+        self._put_aside(self.base, report)
+        self._put_aside(wal, report)
+        for number, path in self.generations():
+            meta = self._inspect(path, report)
+            if meta is not None and int(meta.get("lsn", 0)) >= oldest_lsn:
+                partial = self.base.with_suffix(".partial")
+                shutil.copyfile(path, partial)
+                partial.replace(self.base)
+                sync_directory(self.path)
+                report.append(f"the base was rebuilt from generation {number}")
+                return meta, report
+        if oldest_lsn == 0:
+            if report:
+                report.append("the base was rebuilt from the whole log")
+            return {}, report
+        raise TidegateError(
+            f"{self.path}: neither the base nor a generation of it can be read, and the log begins later "
+            f"(LSN {oldest_lsn}); restore a backup. " + "; ".join(report), path=self.path,
+        )
+
+    def _inspect(self, path: Path, report: list[str]) -> dict[str, Any] | None:
+        if not path.exists():
+            return {} if path == self.base else None
+        try:
+            return inspect_base(path)
+        except BaseDamaged as error:
+            report.append(f"{path.name} is damaged ({error})")
+            return None
+
+    def _put_aside(self, path: Path, report: list[str]) -> None:
+        if path.exists():
+            number = 1
+            while (aside := path.with_name(f"{path.name}.damaged-{number}")).exists():
+                number += 1
+            path.replace(aside)
+            report.append(f"{path.name} was put aside as {aside.name}")
+
+    def close(self) -> None:
+        os.close(self._lock)
