@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from tidegate.dataflows.definitions import (
     Committed,
@@ -40,10 +40,15 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 AccessLike = str | Partition | Committed
 Names = str | Sequence[str]
+Recovery = Literal["weak", "strong", "effects"]
 
 
 class App:
     """An application: what runs, on what, in which order. The same app runs in memory, on disk and in simulation.
+
+    ``recovery``: what the log of a durable engine holds. ``"weak"``: accepted batches and calls, run again after a crash.
+    ``"strong"``: every execution too, run again in the order in which they committed. ``"effects"``: what every execution
+    wrote and emitted, put in place without running anything (for procedures that call the outside world).
 
     >>> app = App("counter")
     >>> app.table("CREATE TABLE totals (name VARCHAR PRIMARY KEY, n BIGINT NOT NULL)")
@@ -57,8 +62,11 @@ class App:
     ...         txn.upsert("totals", (event.name, 1 if row is None else row.n + 1))
     """
 
-    def __init__(self, name: str = "app") -> None:
+    def __init__(self, name: str = "app", *, recovery: Recovery = "weak") -> None:
         self.name = check_name("app", name)
+        if recovery not in ("weak", "strong", "effects"):
+            raise DeclarationError(f"app {name}: recovery is 'weak', 'strong' or 'effects', got {recovery!r}")
+        self.recovery = recovery
         self.tables: dict[str, TableSchema] = {}
         self.streams: dict[str, Stream] = {}
         self.procedures: dict[str, Procedure] = {}

@@ -45,6 +45,8 @@ class Base:
         self.connection.execute("SET TimeZone = 'UTC'")
         self.connection.execute(f"CREATE SCHEMA IF NOT EXISTS {BASE_SCHEMA}")
         self.connection.execute(f"CREATE TABLE IF NOT EXISTS {META} (name VARCHAR, value VARCHAR)")
+        self._readers = self.connection.cursor()  # only ever copied: the other one belongs to whoever merges
+        self._copying = threading.Lock()
         self.gate = threading.Lock()
         self.merges = 0
 
@@ -61,7 +63,10 @@ class Base:
         if not stored:
             columns = ", ".join(f"{quote(name)} {kind}" for name, kind in declared)
             self.connection.execute(f"CREATE TABLE {base_name(schema)} ({columns})")
-        elif stored != declared:
+        elif stored == declared[: len(stored)]:
+            for name, kind in declared[len(stored) :]:
+                self.connection.execute(f"ALTER TABLE {base_name(schema)} ADD COLUMN {quote(name)} {kind}")
+        else:
             raise DeclarationError(
                 f"table {schema.name} is stored in {self.path} as ({_columns(stored)}), but declared as "
                 f"({_columns(declared)}); declare it as stored, or start with a new directory",
@@ -72,15 +77,16 @@ class Base:
 
     def cursor(self) -> duckdb.DuckDBPyConnection:
         """A connection of its own for one thread (a shared one returns wrong results silently)."""
-        return self.connection.cursor()
+        with self._copying:
+            return self._readers.cursor()
 
     def count(self, schema: TableSchema) -> int:
-        found = self.connection.cursor().execute(f"SELECT count(*) FROM {base_name(schema)}").fetchall()[0]
+        found = self.cursor().execute(f"SELECT count(*) FROM {base_name(schema)}").fetchall()[0]
         return int(found[0])
 
     def scan(self, schema: TableSchema) -> Iterator[Row]:
         """Every row of the table."""
-        result = self.connection.cursor().execute(f"SELECT * FROM {base_name(schema)}")
+        result = self.cursor().execute(f"SELECT * FROM {base_name(schema)}")
         while rows := result.fetchmany(10_000):
             yield from stored_rows(schema, rows)
 
@@ -94,7 +100,7 @@ class Base:
         return self._matching(schema, columns, arrow_columns([schema.column(n) for n in columns], [tuple(values)]))
 
     def _matching(self, schema: TableSchema, columns: Sequence[str], wanted: pa.Table) -> list[Row]:
-        cursor = self.connection.cursor()
+        cursor = self.cursor()
         cursor.register("wanted", wanted)
         on = " AND ".join(f"t.{quote(n)} = {_cast('w', schema.column(n))}" for n in columns)
         rows = cursor.execute(f"SELECT t.* FROM {base_name(schema)} t SEMI JOIN wanted w ON {on}").fetchall()
@@ -147,6 +153,7 @@ class Base:
         return {name: json.loads(value) for name, value in self.connection.execute(f"FROM {META}").fetchall()}
 
     def close(self) -> None:
+        self._readers.close()
         self.connection.close()
 
 

@@ -107,8 +107,9 @@ def holder(view: View, access: Access, index: SecondaryIndex, row: Row) -> Row |
     value = index.value_of(row)
     if value is None:
         return None
-    view.database.load_all(access.table)
-    for key in view.index_keys(access, index, value if len(index.places) > 1 else (value,)):
+    values = value if len(index.places) > 1 else (value,)
+    view.database.cover(access.table, index, values)
+    for key in view.index_keys(access, index, values):
         other = view.row_for_write(access, key)
         if other is not None and index.value_of(other) == value:
             return other

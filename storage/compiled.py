@@ -16,10 +16,9 @@ from tidegate.storage.assignments import insert_places, is_default, place_of
 from tidegate.storage.changes import OnConflict, delete_rows, insert_rows, update_rows
 from tidegate.storage.conflicts import compiled_conflict
 from tidegate.storage.expressions import Code, Compiler, Fold, NotCompilable, Scope, conjuncts
-from tidegate.storage.parsing import Parsed, target_table
+from tidegate.storage.parsing import Parsed, function_name, target_table
 from tidegate.storage.rows import Rows
 from tidegate.storage.schema import Row, TableSchema
-from tidegate.storage.semantics import Fallback
 from tidegate.storage.view import View
 
 Run = Callable[[View, tuple[Any, ...]], Rows]
@@ -58,12 +57,17 @@ def compile_select(parsed: Parsed, row_class: Any, fold: Fold) -> Compiled:
         raise NotCompilable
     target = _Target(parsed, table, next(iter(parsed.tables.values())), fold)
     find, path = _find(target, tree.args.get("where"))
-    if all(isinstance(e.unalias(), exp.Count) and isinstance(e.unalias().this, exp.Star) for e in tree.expressions):
+    if all(_counts_rows(node.unalias()) for node in tree.expressions):
         return Compiled(_count(find, row_class, len(tree.expressions)), path)
     project, codes = _project(target, tree.expressions, row_class)
     if path == "primary key":
         return Compiled(_select_one(find, project), path)
     return Compiled(_select_many(find, project, _order_all(codes)), path)
+
+
+def _counts_rows(node: exp.Expression) -> bool:
+    """Is this ``count(*)``?"""
+    return function_name(node) == "count" and [type(argument) for argument in node.expressions] == [exp.Star]
 
 
 def _decorated(table: exp.Table) -> bool:
@@ -151,9 +155,8 @@ def _by_index(table: str, number: int, values_of: Any, matches: Any) -> Find:
         wanted = values_of(values)
         if None in wanted:
             return []
-        if not view.hold(access):
-            raise Fallback
         index = access.table.indexes[number]
+        view.database.cover(access.table, index, wanted)
         looked_up = wanted if len(wanted) > 1 else wanted[0]
         rows = [
             row

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tidegate.crashpoints import crash_point
 from tidegate.storage.base import Base
 from tidegate.storage.constraints import Checks, Default, prepare_default
 from tidegate.storage.overlay import Session
@@ -94,13 +95,15 @@ class Database:
         self,
         meta: Callable[[], Mapping[str, Any]],
         open_positions: Callable[[str], Sequence[int]] = lambda table: (),
-        open_commits: Sequence[int] = (),
+        open_commits: Callable[[], Sequence[int]] = lambda: (),
         lock: AbstractContextManager[Any] | None = None,
+        before_publish: Callable[[], None] = lambda: None,
     ) -> int:
         """Fold all committed versions into the base, drop what nobody may read any more; returns rows written.
 
         ``open_positions(table)``: ascending positions of unfinished executions with an intent on that table.
         ``meta()``: facts to store in the same DuckDB transaction.
+        ``before_publish()``: runs when the changes are written, before they are committed.
         ``lock`` keeps commits out while the changes are collected and forgotten; they go on while DuckDB writes.
         """
         lock = lock if lock is not None else nullcontext()
@@ -108,7 +111,10 @@ class Database:
             facts = meta()
             changes = {table.schema: table.take_changes() for table in self.tables.values() if table.dirty}
         try:
+            crash_point("merge-before-write")
             self.base.merge(changes, facts)
+            before_publish()
+            crash_point("merge-before-commit")
         except BaseException:
             with lock:
                 for schema in changes:
@@ -116,12 +122,13 @@ class Database:
             raise
         with self.base.gate:
             self.base.publish()
+            crash_point("merge-after-commit")
             with lock:
                 for schema in changes:
                     self.tables[schema.name].merged()
         with lock:
             for table in self.tables.values():
-                table.trim(open_positions(table.name), open_commits)
+                table.trim(open_positions(table.name), open_commits())
                 table.evict(self.cached_rows)
         return sum(len(change.inserted) + len(change.deleted) for change in changes.values())
 

@@ -18,22 +18,21 @@ from collections.abc import Callable, Mapping
 
 from sqlglot import exp
 
+from tidegate.storage.parsing import function_name
+
 # number of output columns of a query, or None when it can't be told
 Width = Callable[[exp.Expression], int | None]
 
-_SENSITIVE_NODES = (
-    exp.Sum, exp.Avg, exp.Stddev, exp.StddevPop, exp.StddevSamp, exp.Variance, exp.VariancePop, exp.First, exp.Last,
-    exp.AnyValue, exp.ArrayAgg, exp.GroupConcat, exp.ArgMax, exp.ArgMin, exp.Corr, exp.CovarPop, exp.CovarSamp,
-    exp.Skewness, exp.Kurtosis, exp.Mode, exp.ApproxQuantile, exp.RegrSlope,
-)  # fmt: skip
-_SENSITIVE_NAMES = {
-    "list", "string_agg", "listagg", "product", "fsum", "sumkahan", "kahan_sum", "favg", "first", "last", "arbitrary",
-    "entropy", "mode", "json_group_array", "json_group_object", "json_group_structure", "max_by", "min_by", "argmax",
-    "argmin", "arg_max_null", "arg_min_null", "regr_slope", "regr_intercept", "regr_r2", "regr_sxx", "regr_sxy",
-    "regr_syy", "regr_avgx", "regr_avgy", "approx_quantile", "reservoir_quantile", "approx_top_k", "kurtosis_pop",
-    "sem", "array_agg", "group_concat", "histogram_exact", "skewness", "kurtosis", "covar_pop", "covar_samp", "corr",
-    "map_from_entries_agg", "any_value", "avg", "sum", "mean", "var_pop", "var_samp", "stddev_pop", "stddev_samp",
+_SENSITIVE = {
+    "any_value", "approx_quantile", "approx_top_k", "arbitrary", "arg_max", "arg_max_null", "arg_min", "arg_min_null",
+    "argmax", "argmin", "array_agg", "avg", "corr", "covar_pop", "covar_samp", "entropy", "favg", "first", "fsum",
+    "group_concat", "histogram_exact", "json_group_array", "json_group_object", "json_group_structure", "kahan_sum",
+    "kurtosis", "kurtosis_pop", "last", "list", "listagg", "max_by", "mean", "min_by", "mode", "product", "regr_avgx",
+    "regr_avgy", "regr_intercept", "regr_r2", "regr_slope", "regr_sxx", "regr_sxy", "regr_syy", "reservoir_quantile",
+    "sem", "skewness", "stddev", "stddev_pop", "stddev_samp", "string_agg", "sum", "sumkahan", "var_pop", "var_samp",
+    "variance",
 }  # fmt: skip
+_SUMS = {"sum", "avg", "mean"}
 _EXACT = {"integer", "boolean"}
 
 
@@ -42,8 +41,8 @@ def stabilize(tree: exp.Expression, families: Mapping[str, set[str]], width: Wid
 
     ``families``: for every column name in reach, the type families it may have.
     """
-    for node in list(tree.find_all(exp.Func)):
-        if isinstance(node, _SENSITIVE_NODES) or _name(node) in _SENSITIVE_NAMES:
+    for node in list(tree.find_all(exp.Anonymous)):
+        if function_name(node) in _SENSITIVE and node.expressions:
             _order_aggregate(node, families)
     for query in list(tree.find_all(exp.Query)):
         if query is not tree and _picks_by_order(query):
@@ -60,15 +59,10 @@ def _as_subquery(tree: exp.Expression) -> exp.Expression:
     return tree if isinstance(tree, exp.Subquery) else exp.Subquery(this=tree)
 
 
-def _name(node: exp.Expression) -> str:
-    if isinstance(node, (exp.Anonymous, exp.AnonymousAggFunc)):
-        return str(node.this).lower()
-    return ""
-
-
 def _picks_by_order(query: exp.Expression) -> bool:
     distinct = query.args.get("distinct")
-    return bool(query.args.get("limit") or query.args.get("offset") or (distinct is not None and distinct.args.get("on")))
+    by_first = isinstance(distinct, exp.Distinct) and distinct.args.get("on")
+    return bool(query.args.get("limit") or query.args.get("offset") or by_first)
 
 
 def _order_query(query: exp.Expression, width: Width) -> None:
@@ -85,50 +79,26 @@ def _order_query(query: exp.Expression, width: Width) -> None:
             order.append("expressions", exp.Ordered(this=exp.Literal.number(place), nulls_first=False))
 
 
-def _order_aggregate(node: exp.Expression, families: Mapping[str, set[str]]) -> None:
+def _order_aggregate(node: exp.Anonymous, families: Mapping[str, set[str]]) -> None:
     """Give an aggregate ORDER BY its arguments, after the ORDER BY it may have."""
-    if isinstance(node.parent, exp.Window) or (
-        isinstance(node.parent, (exp.Filter, exp.IgnoreNulls)) and isinstance(node.parent.parent, exp.Window)
-    ):
-        return
-    holder_key, last = _last_argument(node)
-    if holder_key is None or last is None:
+    if node.find_ancestor(exp.Window, exp.Query) is not node.find_ancestor(exp.Query):
         return
     arguments = _arguments(node)
-    if isinstance(node, (exp.Sum, exp.Avg)) and all(_is_exact(argument, families) for argument in arguments):
+    if function_name(node) in _SUMS and all(_is_exact(argument, families) for argument in arguments):
         return
     ties = [exp.Ordered(this=a.copy(), nulls_first=False) for a in arguments if not isinstance(a, exp.Literal)]
-    if not ties:
-        return
+    last = node.expressions[-1]
     if isinstance(last, exp.Order):
         for tie in ties:
             last.append("expressions", tie)
-        return
-    wrapped = exp.Order(this=last.copy(), expressions=ties)
-    if holder_key == "expressions":
-        node.set("expressions", [*node.expressions[:-1], wrapped])
-    else:
-        node.set(holder_key, wrapped)
+    elif ties:
+        node.set("expressions", [*node.expressions[:-1], exp.Order(this=last.copy(), expressions=ties)])
 
 
-def _last_argument(node: exp.Expression) -> tuple[str | None, exp.Expression | None]:
-    """Where sqlglot keeps the argument that carries an aggregate's ORDER BY."""
-    if isinstance(node, (exp.Anonymous, exp.AnonymousAggFunc)):
-        return ("expressions", node.expressions[-1]) if node.expressions else (None, None)
-    if isinstance(node, exp.GroupConcat):
-        return "this", node.this
-    for key in ("quantile", "expression"):
-        if isinstance(node.args.get(key), exp.Expression):
-            return key, node.args[key]
-    return ("this", node.this) if isinstance(node.this, exp.Expression) else (None, None)
-
-
-def _arguments(node: exp.Expression) -> list[exp.Expression]:
-    found = node.expressions if isinstance(node, (exp.Anonymous, exp.AnonymousAggFunc)) else [
-        node.args[key] for key in ("this", "expression") if isinstance(node.args.get(key), exp.Expression)
-    ]
+def _arguments(node: exp.Anonymous) -> list[exp.Expression]:
+    """What is aggregated, without DISTINCT and ORDER BY."""
     plain: list[exp.Expression] = []
-    for argument in found:
+    for argument in node.expressions:
         inner = argument.this if isinstance(argument, exp.Order) else argument
         plain += inner.expressions if isinstance(inner, exp.Distinct) else [inner]
     return plain

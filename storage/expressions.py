@@ -16,6 +16,7 @@ from sqlglot import exp
 
 from tidegate.errors import DeclarationError
 from tidegate.storage import semantics
+from tidegate.storage.parsing import function_name
 from tidegate.storage.schema import Column, Relation
 from tidegate.storage.types import ColumnType, column_type
 
@@ -315,8 +316,10 @@ class Compiler:
         listed = "".join(f"{item.text}, " for item in items)
         return Code(f"in_({subject.text}, ({listed}))", "boolean", any(c.nullable for c in [subject, *items]))
 
-    def _coalesce(self, node: exp.Coalesce) -> Code:
-        codes, family, bounds = self._branches([node.this, *node.expressions])
+    def _anonymous(self, node: exp.Anonymous) -> Code:
+        if function_name(node) not in {"coalesce", "ifnull"}:
+            raise NotCompilable
+        codes, family, bounds = self._branches(node.expressions)
         text = ", ".join(code.text for code in codes)
         return Code(f"coalesce({text})", family, all(code.nullable for code in codes), bounds)
 
@@ -379,7 +382,8 @@ def _result_bounds(a: Code, b: Code) -> tuple[int, int]:
 
 
 def is_constant(node: exp.Expression) -> bool:
-    return not any(node.find_all(exp.Column, exp.Placeholder, exp.Query, exp.Star))
+    """Does this have the same value always? (Calls are not looked into: they might be aggregates.)"""
+    return not any(node.find_all(exp.Column, exp.Placeholder, exp.Query, exp.Star, exp.Anonymous))
 
 
 def conjuncts(node: exp.Expression | None) -> list[exp.Expression]:

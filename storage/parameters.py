@@ -16,14 +16,17 @@ from tidegate.errors import StatementError
 class Parameters:
     """Which parameters a statement takes; turns what a caller gives into one tuple in the statement's order.
 
-    ``defaults``: values that were bound when a SQLAlchemy statement was built.
+    Those of a SQLAlchemy statement go by place and by name, and have ``defaults``: the values bound when it was built.
     """
 
-    def __init__(self, sql: str, names: Sequence[str], positional: bool, defaults: Mapping[str, Any]) -> None:
+    def __init__(
+        self, sql: str, names: Sequence[str], positional: bool, defaults: Mapping[str, Any] | None = None
+    ) -> None:
         self.sql = sql
         self.names = tuple(names)
         self.positional = positional
-        self.defaults = dict(defaults)
+        self.named = not positional or defaults is not None
+        self.defaults = dict(defaults or {})
         self.count = len(self.names)
         self._wanted = tuple(name for name in self.names if name not in self.defaults)
 
@@ -35,16 +38,14 @@ class Parameters:
                 f"parameters must be a sequence or a mapping, got {type(given).__name__}: {given!r}\n  {self.sql}",
                 sql=self.sql,
             )
-        if len(given) != len(self._wanted):
-            raise self._mismatch(f"{len(given)} values")
-        if not self.positional and len(self._wanted) > 1:
-            raise self._mismatch("values by position")
+        if len(given) != len(self._wanted) or (given and not self.positional):
+            raise self._mismatch(f"{len(given)} values by position")
         if len(self._wanted) == self.count:
             return tuple(given)
         return self._by_name(dict(zip(self._wanted, given, strict=True)))
 
     def _by_name(self, given: Mapping[str, Any]) -> tuple[Any, ...]:
-        if self.positional and not self.defaults and self.count:
+        if not self.named and given:
             raise self._mismatch(f"a mapping with {', '.join(map(repr, given)) or 'nothing'}")
         unknown = [name for name in given if name not in self.names]
         missing = [name for name in self._wanted if name not in given]
@@ -53,7 +54,7 @@ class Parameters:
         return tuple([given[name] if name in given else self.defaults[name] for name in self.names])
 
     def _mismatch(self, given: str) -> StatementError:
-        if self.positional and not self.defaults:
+        if not self.named:
             expected = f"{self.count} values by position"
         else:
             expected = ", ".join(map(repr, self._wanted)) or "none"

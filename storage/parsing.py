@@ -7,16 +7,37 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import duckdb
 import sqlglot
 from sqlglot import exp
+from sqlglot.dialects.duckdb import DuckDB
 
 from tidegate.errors import StatementError
 from tidegate.storage.ddl import Scratch
 from tidegate.storage.parameters import Parameters, number_parameters
 from tidegate.storage.schema import Relation, TableSchema
+
+
+class _Verbatim(DuckDB):
+    """DuckDB's dialect with function calls left as they are.
+
+    sqlglot's own reading of them is made for translating between databases, and changes some on the way (``log2(x)``
+    comes back as ``log(2, x)``, ``left(s, -1)`` as ``''``).
+    """
+
+    class Parser(DuckDB.Parser):  # type: ignore[misc, name-defined]
+        FUNCTIONS: ClassVar[dict[str, Any]] = {}
+        FUNCTION_PARSERS: ClassVar[dict[str, Any]] = {
+            name: parser
+            for name, parser in DuckDB.Parser.FUNCTION_PARSERS.items()
+            if name in {"CAST", "TRY_CAST", "EXTRACT", "TRIM", "SUBSTRING", "OVERLAY"}
+        }
+
+    def to_json_path(self, path: Any) -> Any:
+        return path
+
 
 KINDS = {
     "SELECT": "select",
@@ -28,6 +49,11 @@ KINDS = {
 # what SQL calls the moment and the dice, by what stands in for it
 _MOMENTS = {
     "now": "now",
+    "current_timestamp": "now",
+    "localtimestamp": "now",
+    "current_date": "today",
+    "current_time": "time",
+    "localtime": "time",
     "get_current_timestamp": "now",
     "transaction_timestamp": "now",
     "current_localtimestamp": "now",
@@ -46,8 +72,6 @@ _MOMENT_NODES: dict[type[exp.Expression], str] = {
     exp.CurrentDate: "today",
     exp.CurrentTime: "time",
     exp.Localtime: "time",
-    exp.Rand: "random",
-    exp.Uuid: "uuid",
 }
 TABLE_FUNCTIONS = {"range", "generate_series", "unnest", "repeat", "json_each", "json_tree"}
 REFUSED_FUNCTIONS = {
@@ -84,7 +108,7 @@ class Parsed:
 def parse(
     statement: Any, tables: Mapping[str, TableSchema], relations: Mapping[str, Relation], scratch: Scratch
 ) -> Parsed:
-    sql, core_names, defaults = (statement, None, {}) if isinstance(statement, str) else _from_core(statement)
+    sql, core_names, defaults = (statement, None, None) if isinstance(statement, str) else _from_core(statement)
     kind = _kind(sql, scratch.connection)
     tree = _tree(sql)
     _refuse_shapes(tree, kind, sql)
@@ -111,7 +135,7 @@ def parse_expression(text: str, sql: str) -> tuple[exp.Expression, tuple[str, ..
     return found, draws
 
 
-def _from_core(statement: Any) -> tuple[str, list[str] | None, dict[str, Any]]:
+def _from_core(statement: Any) -> tuple[str, list[str] | None, dict[str, Any] | None]:
     """The text of a SQLAlchemy Core statement, its parameters by place, and the values bound to them."""
     from sqlalchemy.dialects import postgresql
     from sqlalchemy.engine.interfaces import BindTyping
@@ -151,7 +175,7 @@ def _kind(sql: str, connection: duckdb.DuckDBPyConnection) -> str:
 
 def _tree(sql: str) -> exp.Expression:
     try:
-        tree = sqlglot.parse_one(sql, dialect="duckdb")
+        tree = sqlglot.parse_one(sql, dialect=_Verbatim)
     except sqlglot.errors.SqlglotError as error:
         raise StatementError(
             f"this SQL is valid for DuckDB, but tidegate can't analyse it: {error}\n  {sql}", sql=sql
@@ -178,8 +202,13 @@ def _refuse_functions(tree: exp.Expression, sql: str) -> None:
             if name not in TABLE_FUNCTIONS:
                 raise refused_source(name, sql)
     for call in tree.find_all(exp.Anonymous):
-        if str(call.this).lower() in REFUSED_FUNCTIONS:
-            raise refused_function(str(call.this).lower(), sql)
+        if function_name(call) in REFUSED_FUNCTIONS:
+            raise refused_function(function_name(call), sql)
+
+
+def function_name(node: exp.Expression) -> str:
+    """The name of the function that ``node`` calls, in lower case; empty when it is no call."""
+    return str(node.this).lower() if isinstance(node, exp.Anonymous) else ""
 
 
 def refused_source(name: str, sql: str) -> StatementError:
@@ -209,9 +238,13 @@ def _refuse_shapes(tree: exp.Expression, kind: str, sql: str) -> None:
         raise StatementError(
             f"this form of {kind.upper()} can't run in a procedure; write it as a plain {kind.upper()}: {sql}", sql=sql
         )
-    for node in tree.find_all(exp.DML, exp.Merge, exp.TableSample):
+    for node in tree.find_all(exp.DML, exp.Merge, exp.TableSample, exp.IgnoreNulls):
         if isinstance(node, exp.TableSample):
             raise StatementError(f"a sample is not deterministic; choose rows by a predicate instead: {sql}", sql=sql)
+        if isinstance(node, exp.IgnoreNulls):
+            if node.find_ancestor(exp.Window) is None:
+                raise StatementError(f"write any_value(x) instead of first(x IGNORE NULLS): {sql}", sql=sql)
+            continue
         if node is not tree:
             raise StatementError(f"one statement changes one table: move the inner {node.key.upper()} out: {sql}", sql=sql)
 
@@ -221,8 +254,8 @@ def _replace_moments(tree: exp.Expression, first: int) -> tuple[str, ...]:
     draws: list[str] = []
     for node in list(tree.find_all(exp.Func, bfs=False)):
         kind = _MOMENT_NODES.get(type(node))
-        if kind is None and isinstance(node, exp.Anonymous) and not node.expressions:
-            kind = _MOMENTS.get(str(node.this).lower())
+        if kind is None and not node.expressions:
+            kind = _MOMENTS.get(function_name(node))
         if kind is not None:
             node.replace(exp.Placeholder(this=f"p{first + len(draws)}"))
             draws.append(kind)

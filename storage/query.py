@@ -69,7 +69,7 @@ class Query:
             described = self._scratch.execute(f"{self._empty_tables()}SELECT * FROM ({bare.sql('duckdb')}) LIMIT 0")
             return len(described.description)
         except duckdb.Error:
-            stars = any(e.find(exp.Star, exp.Columns, exp.Unnest) for e in query.expressions)
+            stars = any(e.find(exp.Star, exp.Anonymous) for e in query.expressions)
             return None if stars else len(query.expressions) or None
 
     def _empty_tables(self) -> str:
@@ -149,8 +149,8 @@ class Query:
             source, partition = table_source(view, session, access, f"k{number}")
             given.update({f"k{number}_{i}": value for i, value in enumerate(partition)})
             entries.append(f"{quote('tg:' + name)} AS NOT MATERIALIZED ({source})")
-        for name, declared in self.relations.items():
-            relation, rows = extra.get(name) or view.relations.get(name) or (declared, ())
+        for name in self.relations:
+            relation, rows = extra.get(name) or view.rows_of(name)
             entries.append(f"{quote('tg:' + name)} AS NOT MATERIALIZED ({relation_source(session, relation, rows)})")
         entries += self._ctes
         return (f"{self._with}{', '.join(entries)} " if entries else "") + self._body, given

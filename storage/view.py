@@ -157,9 +157,17 @@ class View:
             return written[key]
         return self.read_below(access, key)
 
-    def hold(self, access: Access) -> bool:
-        """Is the whole table in memory, so that its indexes know every row? Brings it there if it fits."""
-        return access.table.complete or self.database.hold(access.table)
+    def rows_of(self, name: str) -> tuple[Relation, Sequence[Row]]:
+        """The rows of a stream or window that SQL names: private, so only those that this execution was given."""
+        found = self.relations.get(name)
+        if found is None:
+            raise AccessError(
+                f"procedure {self.procedure} reads {name} in SQL, which is none of its inputs, outputs or windows; a stream "
+                f"is seen by its producer and its consumers only",
+                procedure=self.procedure,
+                relation=name,
+            )
+        return found
 
     # ---- what SQL's functions of these names return; a transaction says
 

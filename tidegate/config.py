@@ -16,8 +16,13 @@ class Config:
     them on ``workers`` threads; ``"manual"`` runs them only in ``engine.step()`` and ``engine.run_until_idle()``.
     ``locking``: ``"low_water_mark"``, or ``"two_phase"`` for comparison.
     ``capacity``: executions that may be unfinished before ``push`` waits or raises ``Overloaded``.
-    ``merge_rows``: fold committed changes into the DuckDB base when this many rows have changed.
+    ``merge_rows``: fold committed changes into the DuckDB base when this many rows have changed; engines with threads or a
+    directory do it in the background, and also every ``merge_every_s`` seconds.
     ``cached_rows``: rows of one table kept in memory; a table that fits is held whole.
+
+    For an engine with a directory: ``sync`` is when the log goes to disk: ``"group"`` (many records at a time, at most
+    ``max_delay_s`` after the first), ``"always"`` (before every push returns) or ``"off"`` (whenever the system likes: an
+    acknowledgement then means little). ``generation_bytes``: keep a copy of the base after so much log.
     """
 
     executor: Literal["serial", "threads", "manual"] = "serial"
@@ -25,13 +30,20 @@ class Config:
     locking: Literal["low_water_mark", "two_phase"] = "low_water_mark"
     capacity: int = 10_000
     merge_rows: int = 100_000
+    merge_every_s: float = 60.0
     cached_rows: int = 2_000_000
+    sync: Literal["always", "group", "off"] = "group"
+    max_delay_s: float = 0.005
+    generation_bytes: int = 256 << 20
 
     def __post_init__(self) -> None:
-        for name, allowed in (("executor", ("serial", "threads", "manual")), ("locking", ("low_water_mark", "two_phase"))):
+        for name, allowed in (("executor", ("serial", "threads", "manual")), ("locking", ("low_water_mark", "two_phase")),
+                              ("sync", ("always", "group", "off"))):
             if getattr(self, name) not in allowed:
                 raise TidegateError(f"config {name}={getattr(self, name)!r}: use one of {', '.join(allowed)}")
-        for name in ("workers", "capacity", "merge_rows", "cached_rows"):
+        for name in ("workers", "capacity", "merge_rows", "cached_rows", "generation_bytes"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise TidegateError(f"config {name} must be a positive whole number, got {value!r}")
+        if not 0 <= self.max_delay_s <= 60:
+            raise TidegateError(f"config max_delay_s must be between 0 and 60 seconds, got {self.max_delay_s!r}")

@@ -3,7 +3,7 @@
     DIR/lock                    held by the one process that has it open
     DIR/base.duckdb             the tables as of the last merge, with the LSN they stand for
     DIR/log/<lsn>.log           segments of the command log
-    DIR/generations/<n>.duckdb  older copies of the base, each with its LSN; the log since the oldest is kept
+    DIR/generations/<n>-<lsn>   older copies of the base, each with its LSN; the log since the oldest is kept
 """
 
 from __future__ import annotations
@@ -12,13 +12,21 @@ import fcntl
 import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tidegate.errors import BaseDamaged, TidegateError
 from tidegate.storage.generations import inspect_base
 from tidegate.txn.log.files import OsFiles, sync_directory
 
 KEPT_GENERATIONS = 2
+
+
+class Generation(NamedTuple):
+    """A kept copy of the base: after which merge, the LSN it stands for, and where it is."""
+
+    number: int
+    lsn: int
+    path: Path
 
 
 class Directory:
@@ -46,13 +54,17 @@ class Directory:
     def base(self) -> Path:
         return self.path / "base.duckdb"
 
-    def generations(self) -> list[tuple[int, Path]]:
-        """Kept copies, newest first, each under its merge number."""
-        found = [(int(path.stem), path) for path in self.generations_path.glob("*.duckdb")]
+    def generations(self) -> list[Generation]:
+        """Kept copies, newest first."""
+        found = []
+        for path in self.generations_path.glob("*.duckdb"):
+            number, _, lsn = path.stem.partition("-")
+            found.append(Generation(int(number), int(lsn), path))
         return sorted(found, reverse=True)
 
-    def generation(self, number: int) -> Path:
-        return self.generations_path / f"{number:012d}.duckdb"
+    def generation(self, number: int, lsn: int) -> Path:
+        """Where the copy of the base after merge ``number`` goes."""
+        return self.generations_path / f"{number:012d}-{lsn:020d}.duckdb"
 
     def sound_base(self, merges: int, oldest_lsn: int) -> tuple[dict[str, Any], list[str]]:
         """Make sure that a sound base, not behind what the log can replay, is in place.
@@ -74,14 +86,14 @@ class Directory:
             return meta, report
         self._put_aside(self.base, report)
         self._put_aside(wal, report)
-        for number, path in self.generations():
-            meta = self._inspect(path, report)
-            if meta is not None and int(meta.get("lsn", 0)) >= oldest_lsn:
+        for generation in self.generations():
+            meta = self._inspect(generation.path, report)
+            if meta is not None and generation.lsn >= oldest_lsn:
                 partial = self.base.with_suffix(".partial")
-                shutil.copyfile(path, partial)
+                shutil.copyfile(generation.path, partial)
                 partial.replace(self.base)
                 sync_directory(self.path)
-                report.append(f"the base was rebuilt from generation {number}")
+                report.append(f"the base was rebuilt from generation {generation.number} and the log since")
                 return meta, report
         if oldest_lsn == 0:
             if report:

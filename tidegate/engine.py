@@ -20,21 +20,28 @@ from tidegate.errors import (
     Overloaded,
     TidegateError,
 )
+from tidegate.directory import Directory
+from tidegate.durability import Durability, Opened, as_logged
 from tidegate.journal import Journal
+from tidegate.merger import Merger
+from tidegate.opening import Progress, begin_log, recover
+from tidegate.outbox import DurableSubscription, Outbox
 from tidegate.result import Result
-from tidegate.state import restore, saved_state
+from tidegate.state import check_schemas, restore
 from tidegate.storage.database import Database
 from tidegate.streams.batch import Batch
 from tidegate.streams.border import Border
 from tidegate.subscription import Subscription
 from tidegate.txn.executors import Executor, SerialExecutor, ThreadExecutor
 from tidegate.txn.locks import LowWaterMarks, TwoPhaseLocks
+from tidegate.txn.log.record import Resumed
+from tidegate.txn.recovery import Report
+from tidegate.txn.program import UnitProgram
 from tidegate.txn.runtime import Runtime
 from tidegate.txn.scheduler import Scheduler
 from tidegate.txn.ticket import Ticket
-from tidegate.views import Merge, query
+from tidegate.views import query
 
-MERGE_CHECK = 250  # batches between two looks at how much is unmerged
 FEED_AHEAD = 1_000  # rows read ahead by feed(), whose keys are fetched together
 
 
@@ -44,9 +51,14 @@ def open(
     *,
     config: Config | None = None,
     clock: Clock | None = None,
+    accept_changed: bool = False,
+    progress: Progress | None = None,
     **settings: Any,
 ) -> Engine:
-    """Run ``app``: in memory, or in the directory ``path``. Settings are the fields of :class:`Config`.
+    """Run ``app``: in memory, or durably in the directory ``path``. Settings are the fields of :class:`Config`.
+
+    A directory that was not closed cleanly is recovered first; ``engine.recovery`` says what that took, and
+    ``progress(done, total)`` is called meanwhile. ``accept_changed``: replay with procedures that have changed since.
 
     >>> app = App("hello")
     >>> _ = app.table("CREATE TABLE greeted (name VARCHAR PRIMARY KEY)")
@@ -65,47 +77,69 @@ def open(
     for name in settings:
         if name not in Config.__dataclass_fields__:
             raise unknown("open", "setting", name, Config.__dataclass_fields__)
-    return Engine(app, path, config if config is not None else Config(**settings), clock or SystemClock())
+    chosen = config if config is not None else Config(**settings)
+    return Engine(app, path, chosen, clock or SystemClock(), accept_changed, progress or (lambda done, total: None))
 
 
 class Engine:
     """One app at work. Use :func:`tidegate.open`; close it, or use it in a ``with`` block."""
 
-    def __init__(self, app: App, path: str | Path | None, config: Config, clock: Clock) -> None:
+    def __init__(
+        self,
+        app: App,
+        path: str | Path | None,
+        config: Config,
+        clock: Clock,
+        accept_changed: bool = False,
+        progress: Progress = lambda done, total: None,
+    ) -> None:
         self.app = app
         self.config = config
         self.clock = clock
         self.graph = app.graph()
-        directory = None if path is None else Path(path)
-        if directory is not None:
-            directory.mkdir(parents=True, exist_ok=True)
-        self.database = self._open_database(directory / "base.duckdb" if directory else None)
-        self.database.concurrent = config.executor == "threads"
-        self.runtime = Runtime(app, self.graph, self.database)
-        locks = LowWaterMarks() if config.locking == "low_water_mark" else TwoPhaseLocks()
-        self.scheduler = Scheduler(self.graph, locks)
+        self.sequence = 0
+        self.offsets: dict[str, Any] = {}  # source -> the offset that went in with its last batch
         self.journal: Journal = Journal()
         self.borders = {s.name: Border(s.relation, s.key) for s in app.streams.values() if s.border}
-        self.merges: list[Merge] = []
-        self.sequence = 0
-        self._checked = 0  # sequence number at the last look at how much is unmerged
+        self.recovery = Report()
+        self.durable: Durability | None = None
+        self.lock = threading.RLock()
         self._closed = False
-        self._merging = threading.Lock()
         self._ahead = self._prefetch_plan()
-        self.executor = self._make_executor()
-        self.lock = self.executor.lock
+        self.directory = None if path is None else Directory(Path(path))
         try:
-            restore(self, self.database.base.read_meta())
+            self._open(accept_changed, progress)
         except BaseException:
-            self.executor.close()
-            self.database.close()
+            self._let_go()
             raise
 
-    def _open_database(self, path: Path | None) -> Database:
-        return Database(self.app.tables.values(), path, self.config.cached_rows)
+    def _open(self, accept_changed: bool, progress: Progress) -> None:
+        """Restore what is on disk, replay the log since, and begin to work."""
+        meta: Mapping[str, Any] = {}
+        notes: list[str] = []
+        opened = None if self.directory is None else Opened(self.directory)
+        if self.directory is not None and opened is not None:
+            meta, notes = self.directory.sound_base(opened.merges, opened.oldest)
+            check_schemas(self.app, meta)
+        self.database = Database(
+            self.app.tables.values(), None if self.directory is None else self.directory.base, self.config.cached_rows
+        )
+        self.runtime = Runtime(self.app, self.graph, self.database)
+        locks = LowWaterMarks() if self.config.locking == "low_water_mark" else TwoPhaseLocks()
+        self.scheduler = Scheduler(self.graph, locks)
+        self.outbox = Outbox(self)
+        self.executor: Executor = SerialExecutor(self.runtime, self.scheduler, self.journal, self.clock, self.lock)
+        if opened is not None:
+            restore(self, meta)
+            self.recovery = recover(self, opened, int(meta.get("lsn", 0)), notes, accept_changed, progress)
+            self.durable = self.journal.log = begin_log(self, opened, max(opened.merges, int(meta.get("merge", 0))))
+        self.database.concurrent = self.config.executor == "threads" or self.directory is not None
+        self.merger = Merger(self)
+        self.executor = self._make_executor()
+        self.executor.wake()
 
     def _make_executor(self) -> Executor:
-        parts = (self.runtime, self.scheduler, self.journal, self.clock)
+        parts = (self.runtime, self.scheduler, self.journal, self.clock, self.lock)
         if self.config.executor == "threads":
             return ThreadExecutor(*parts, workers=self.config.workers, tick=self.tick)
         return SerialExecutor(*parts) if self.config.executor == "serial" else Executor(*parts)
@@ -113,7 +147,14 @@ class Engine:
     # ---- work in
 
     def push(
-        self, stream: str, rows: Iterable[Any], batch_id: int | None = None, *, timeout_s: float | None = None
+        self,
+        stream: str,
+        rows: Iterable[Any],
+        batch_id: int | None = None,
+        *,
+        timeout_s: float | None = None,
+        source: str | None = None,
+        offset: Any = None,
     ) -> Ticket:
         """Push rows to a border stream as one atomic batch (one per key value on a keyed stream).
 
@@ -121,6 +162,8 @@ class Engine:
         rows again changes nothing and says so (``ticket.duplicate``).
         With the serial executor the work is done when push returns, unless it waits for something. With threads, push
         waits up to ``timeout_s`` seconds for room in the queues (None: as long as it takes), then raises Overloaded.
+        With a directory the ticket is done when the batch is on disk too.
+        ``source`` and ``offset``: remembered with the batch, whole or not at all; see :meth:`position`.
         """
         border = self.borders.get(stream) or self._no_border(stream)
         parts = border.split(border.check_rows(rows))
@@ -128,7 +171,7 @@ class Engine:
             self._work_begins()
             if not self.app.streams[stream].awaited:  # an answer frees what waits for it
                 self._make_room(stream, timeout_s)  # lets go of the lock while it waits: look at the ids after it
-            ticket = Ticket(self.executor.wait)
+            ticket = Ticket(self._wait)
             if batch_id is not None:
                 fresh = border.check_ids(parts, batch_id)
                 ticket.duplicate = bool(parts) and not fresh
@@ -138,24 +181,37 @@ class Engine:
             for key, part in parts.items():
                 batch = border.accept(key, part, batch_id)
                 ticket.batch_ids.append(batch.id)
-                self.enter(batch, ticket)
+                self.enter(batch, ticket, batch_id is not None, source, offset)
+            if ticket.duplicate and self.durable is not None:
+                self.durable.acknowledge(ticket, self.durable.writer.end)
             ticket.pending -= 1
             if not ticket.pending:
                 ticket.finish()
         return ticket
 
-    def enter(self, batch: Batch, ticket: Ticket) -> None:
+    def enter(
+        self, batch: Batch, ticket: Ticket, explicit: bool = False, source: str | None = None, offset: Any = None
+    ) -> None:
         """An accepted border batch takes its place in the order. The caller holds the lock."""
         self.sequence += 1
-        self.executor.submit(self.sequence, batch, self.clock.now(), ticket)
-        self._merge_if_due()
+        now = self.clock.now()
+        if source is not None:
+            self.offsets[source] = offset
+        if self.durable is not None:
+            self.durable.acknowledge(ticket, self.durable.pushed(self.sequence, now, batch, explicit, source, offset))
+        self.executor.submit(self.sequence, batch, now, ticket)
+        self.merger.look()
+
+    def position(self, source: str) -> Any:
+        """The offset that was pushed last for ``source``; None when there is none. A source goes on from there."""
+        return self.offsets.get(source)
 
     def feed(self, stream: str, rows: Iterable[Any], *, size: int = 1) -> int:
         """Push many rows, ``size`` to a batch, without a ticket for each; returns the number of batches.
 
         The fast way in: same checks, same order, same transactions as :meth:`push`. Keys that procedures declared in
         ``prefetch`` are fetched for many batches at a time. A row that is refused raises after the rows before it are in;
-        the error's ``fed`` says how many those are.
+        the error's ``fed`` says how many those are. With a directory it returns when all of it is on disk.
         """
         border = self.borders.get(stream) or self._no_border(stream)
         if type(size) is not int or size < 1:
@@ -174,27 +230,46 @@ class Engine:
                 raise
             batches += self._feed_chunk(border, checked, size)
             fed += len(chunk)
+        if self.durable is not None:
+            self.durable.sync()
         return batches
 
     def _feed_chunk(self, border: Border, rows: list[Any], size: int) -> int:
         for table, place in self._ahead.get(border.name, ()):
             self.database.prefetch(table, {row[place] for row in rows})
-        count = 0
         with self.lock:
             self._work_begins()
             inline = self.executor.inline_plan(border.name)
-            now = self.clock.now()
-            for start in range(0, len(rows), size):
-                for key, part in border.split(rows[start : start + size]).items():
-                    count += 1
-                    if inline is not None and self.scheduler.idle:
-                        self.sequence += 1
-                        self.executor.run_inline(inline, self.sequence, border.accept(key, part), now, None)
-                    else:
-                        self._make_room(border.name, None)
-                        self.enter(border.accept(key, part), Ticket(self.executor.wait))
-            self._merge_if_due()
-        return count
+            parts = [p for i in range(0, len(rows), size) for p in border.split(rows[i : i + size]).items()]
+            if inline is not None and self.scheduler.idle:
+                self._run_chunk(inline, border, parts, rows, size)
+            else:
+                for key, part in parts:
+                    self._make_room(border.name, None)
+                    self.enter(border.accept(key, part), Ticket(self._wait))
+            self.merger.look()
+        return len(parts)
+
+    def _run_chunk(
+        self, inline: list[UnitProgram], border: Border, parts: list[tuple[Any, list[Any]]], rows: list[Any], size: int
+    ) -> None:
+        """Run a chunk batch by batch; it is one record in the log. All of it takes its place, whatever happens to a part."""
+        now = self.clock.now()
+        if self.durable is not None:
+            self.durable.fed(self.sequence + 1, now, border.name, size, rows)
+        waiting = iter(parts)
+        try:
+            for key, part in waiting:
+                self.sequence += 1
+                if self.scheduler.idle:
+                    self.executor.run_inline(inline, self.sequence, border.accept(key, part), now, None)
+                else:
+                    self.executor.submit(self.sequence, border.accept(key, part), now, Ticket(self._wait))
+        except BaseException:
+            for key, part in waiting:
+                self.sequence += 1
+                Executor.submit(self.executor, self.sequence, border.accept(key, part), now, Ticket(self._wait))
+            raise
 
     @staticmethod
     def _leading_good(border: Border, chunk: list[Any]) -> list[Any]:
@@ -223,15 +298,26 @@ class Engine:
                 )
             raise unknown("call", "procedure", name, self.graph.oltp)
         program = self.runtime.units[name]
+        if self.durable is not None:
+            arguments, named = as_logged(name, arguments, named)
         bound, partitions = program.members[0].bind_call(arguments, named)
         with self.lock:
             self._work_begins()
             self._make_room(name, None)
-            ticket = Ticket(self.executor.wait)
+            ticket = Ticket(self._wait)
             self.sequence += 1
-            self.executor.submit_call(self.sequence, program, bound, partitions, self.clock.now(), ticket)
-            self._merge_if_due()
+            now = self.clock.now()
+            if self.durable is not None:
+                self.durable.acknowledge(ticket, self.durable.called(self.sequence, now, name, *bound))
+            self.executor.submit_call(self.sequence, program, bound, partitions, now, ticket)
+            self.merger.look()
         return ticket
+
+    def _wait(self, ticket: Ticket, timeout_s: float | None) -> None:
+        if self.durable is not None:
+            self.durable.sync()
+        if not ticket.done:
+            self.executor.wait(ticket, timeout_s)
 
     def _no_border(self, stream: str) -> Border:
         if stream in self.app.streams:
@@ -248,6 +334,8 @@ class Engine:
 
     def _work_begins(self) -> None:
         self._check_open()
+        if self.durable is not None:
+            self.durable.writer.check()
         if self.scheduler.live:
             self.tick()
 
@@ -289,7 +377,7 @@ class Engine:
             self._work_begins()
         ran = self.executor.step()
         with self.lock:
-            self._merge_if_due()
+            self.merger.look()
         return ran
 
     def run_until_idle(self) -> int:
@@ -309,7 +397,7 @@ class Engine:
             fill = {stream.key: execution.key} if stream.key else {}
             border = self.borders[stream.name]
             rows = border.check_rows([{**row, **fill} for row in stream.default])
-            self.enter(border.accept(execution.key, rows, execution.batch_id), Ticket(self.executor.wait))
+            self.enter(border.accept(execution.key, rows, execution.batch_id), Ticket(self._wait), explicit=True)
 
     def resume(self, dataflow: str | None = None) -> None:
         """Let a halted dataflow (or all) go on, starting with the batch it stopped in front of."""
@@ -319,6 +407,8 @@ class Engine:
             for name in names:
                 if name not in self.scheduler.halted:
                     raise unknown("resume", "halted dataflow", name, self.scheduler.halted)
+                if self.durable is not None:
+                    self.durable.append(Resumed(name, self.sequence + 1))
                 for execution in self.scheduler.resume(name, self._next_sequence):
                     for ticket in execution.context.tickets:
                         if ticket.stopped:
@@ -337,36 +427,29 @@ class Engine:
         return query(self, sql, named or parameters)
 
     def subscribe(self, stream: str, *, capacity: int = 100_000) -> Subscription:
-        """Follow the batches committed to a stream from now on."""
-        if stream not in self.app.streams or self.app.streams[stream].border:
-            emitted = [s.name for s in self.app.streams.values() if not s.border]
-            raise unknown("subscribe", "interior stream", stream, emitted)
+        """Follow the batches committed to a stream from now on, as long as this engine is open."""
+        self._check_emitted(stream)
         subscription = Subscription(self, stream, capacity)
         with self.lock:
             self.runtime.listeners.setdefault(stream, []).append(subscription.receive)
         return subscription
 
+    def subscribe_durably(self, stream: str, name: str) -> DurableSubscription:
+        """Follow the batches of a stream under a name: what was not acknowledged is there again after a restart."""
+        self._check_emitted(stream)
+        return self.outbox.subscribe(name, stream)
+
+    def _check_emitted(self, stream: str) -> None:
+        if stream not in self.app.streams or self.app.streams[stream].border:
+            emitted = [s.name for s in self.app.streams.values() if not s.border]
+            raise unknown("subscribe", "interior stream", stream, emitted)
+
     # ---- merging and closing
 
-    def checkpoint(self) -> None:
-        """Fold everything committed into the base now."""
+    def checkpoint(self, *, generation: bool = False) -> None:
+        """Fold everything committed into the base now; ``generation``: and keep a copy of the base as it then is."""
         self._check_open()
-        self._checkpoint()
-
-    def _checkpoint(self) -> None:
-        with self._merging:
-            started = self.clock.monotonic()
-            rows = self.database.merge(
-                lambda: saved_state(self), self.scheduler.open_positions, list(self.executor.snapshots), self.lock
-            )
-            self.merges.append(Merge(len(self.merges) + 1, rows, self.clock.monotonic() - started, self.clock.now()))
-
-    def _merge_if_due(self) -> None:
-        if self.sequence - self._checked < MERGE_CHECK:
-            return
-        self._checked = self.sequence
-        if self.database.unmerged >= self.config.merge_rows and not self._merging.locked():
-            self._checkpoint()
+        self.merger.merge(generation)
 
     def _prefetch_plan(self) -> dict[str, list[tuple[str, int]]]:
         plan: dict[str, list[tuple[str, int]]] = {}
@@ -391,12 +474,22 @@ class Engine:
             self.executor.ended.notify_all()  # pushes that wait for room
         try:
             self.executor.close()
-            self._checkpoint()
+            self.merger.close()
+            self.merger.merge()
         finally:
             for execution in self.scheduler.waiting():
                 for ticket in execution.context.tickets:
                     ticket.stop(EngineClosed(f"the engine was closed before {execution} could finish: it {execution.reason}"))
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Close whatever is open, in the right order."""
+        if self.durable is not None:
+            self.durable.close()
+        if hasattr(self, "database"):
             self.database.close()
+        if self.directory is not None:
+            self.directory.close()
 
     def __enter__(self) -> Engine:
         return self

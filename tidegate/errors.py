@@ -79,6 +79,7 @@ class ProcedureFailed(TidegateError):
     procedure: str
     attempts: int
     on_failure: str
+    parked: list[int] | None = None
 
 
 class StillWaiting(TidegateError):

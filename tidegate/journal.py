@@ -6,11 +6,14 @@ import datetime as dt
 import logging
 from collections import Counter, deque
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tidegate.errors import Aborted, ProcedureFailed
+from tidegate.errors import Aborted, DeadlineExceeded, ProcedureFailed
 from tidegate.txn.positions import describe
 from tidegate.txn.transaction import Transaction
+
+if TYPE_CHECKING:
+    from tidegate.durability import Durability
 
 log = logging.getLogger("tidegate")
 
@@ -51,17 +54,24 @@ class Journal:
         self.commits: Counter[str] = Counter()
         self.aborts: deque[Abort] = deque(maxlen=KEPT_ABORTS)
         self.dead_letters: list[DeadLetter] = []
+        self.log: Durability | None = None
 
     def committed(self, txn: Transaction) -> None:
         self.commits[txn.unit.name] += 1
+        if self.log is not None:
+            self.log.committed(txn)
 
     def aborted(self, txn: Transaction, error: Aborted) -> None:
+        if self.log is not None:
+            self.log.ended(txn, "expired" if isinstance(error, DeadlineExceeded) else "aborted", error.reason)
         self.aborts.append(
             Abort(describe(txn.position), txn.procedure, txn.batch_id, _text(txn.key), error.reason, txn.time)
         )
 
     def dead_letter(self, txn: Transaction, error: ProcedureFailed) -> None:
         log.warning("%s; its batch was moved to tidegate.dead_letters", error)
+        if self.log is not None:
+            self.log.ended(txn, "dead_letter", str(error))
         facts = (describe(txn.position), txn.procedure)
         batches = txn.inputs.values()
         if not batches:
@@ -74,7 +84,9 @@ class Journal:
                 DeadLetter(*facts, batch.stream, batch.id, _text(batch.key), rows, str(error), txn.time)
             )
 
-    def halted(self, txn: Transaction, error: ProcedureFailed) -> None:
+    def halted(self, txn: Transaction, error: ProcedureFailed, parked: list[int]) -> None:
+        if self.log is not None:
+            self.log.ended(txn, "halted", str(error), parked)
         log.error(
             "dataflow %s is halted in front of batch %s: %s. Fix the cause, then engine.resume(%r)",
             txn.unit.unit.dataflow, txn.batch_id, error, txn.unit.unit.dataflow,

@@ -12,9 +12,11 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from tidegate.errors import TidegateError
+from tidegate.dataflows.app import App
+from tidegate.errors import RecoveryRefused, TidegateError
 from tidegate.journal import Abort, DeadLetter
 from tidegate.storage.codec import from_json, to_json
+from tidegate.storage.schema import TableSchema
 from tidegate.streams.batch import Batch
 from tidegate.streams.border import Sequence
 from tidegate.txn.executors import Context
@@ -26,11 +28,16 @@ if TYPE_CHECKING:
 FORMAT = 1
 
 
-def saved_state(engine: Engine) -> dict[str, Any]:
-    """Everything but the tables. The caller holds the engine's lock."""
+def saved_state(engine: Engine, lsn: int) -> dict[str, Any]:
+    """Everything but the tables, as of ``lsn`` in the log. The caller holds the engine's lock."""
     return {
         "format": FORMAT,
         "app": engine.app.name,
+        "lsn": lsn,
+        "merge": 0 if engine.durable is None else engine.durable.merges,
+        "schemas": {name: columns_of(schema) for name, schema in engine.app.tables.items()},
+        "offsets": {source: to_json(offset) for source, offset in engine.offsets.items()},
+        "subscriptions": engine.outbox.saved(),
         "sequence": engine.sequence,
         "borders": {
             name: [[to_json(key), s.last, s.digests] for key, s in border.sequences.items()]
@@ -97,6 +104,8 @@ def restore(engine: Engine, meta: Mapping[str, Any]) -> None:
             f"{engine.database.base.path} belongs to app {meta['app']!r}, not {engine.app.name!r}; open it with the right app"
         )
     engine.sequence = meta["sequence"]
+    engine.offsets.update({source: from_json(offset) for source, offset in meta["offsets"].items()})
+    engine.outbox.restore(meta["subscriptions"])
     for name, sequences in meta["borders"].items():
         for key, last, digests in sequences if name in engine.borders else ():
             sequence = engine.borders[name].sequences[from_json(key)] = Sequence()
@@ -112,6 +121,37 @@ def restore(engine: Engine, meta: Mapping[str, Any]) -> None:
     for name, chains in meta["versions"].items():
         engine.database.tables[name].restore_chains(chains, from_json)
     _restore_unfinished(engine, meta["unfinished"])
+
+
+def columns_of(schema: TableSchema) -> list[list[Any]]:
+    return [[c.name, c.type.sql, c.nullable] for c in schema.columns] + [["PRIMARY KEY", *schema.primary_key]]
+
+
+def check_schemas(app: App, meta: Mapping[str, Any]) -> None:
+    """Refuse a directory whose tables were declared differently, except where the change is safe.
+
+    Safe: a new table, a new procedure, nullable columns added at the end of a table.
+    """
+    for name, stored in meta.get("schemas", {}).items():
+        schema = app.tables.get(name)
+        if schema is None:
+            raise RecoveryRefused(
+                f"table {name} is stored, but the app no longer declares it; declare it again (its data would be lost)",
+                table=name,
+            )
+        declared = columns_of(schema)
+        added = declared[len(stored) - 1 : -1]
+        same = stored[:-1] == declared[: len(stored) - 1] and stored[-1] == declared[-1]
+        if not same or not all(nullable for _, _, nullable in added):
+            raise RecoveryRefused(
+                f"table {name} is stored as ({_told(stored)}), but declared as ({_told(declared)}). Adding nullable columns at "
+                f"the end is safe; for anything else declare a new table and copy the rows in a procedure",
+                table=name,
+            )
+
+
+def _told(columns: list[list[Any]]) -> str:
+    return ", ".join(" ".join([c[0], *map(str, c[1:])]) if c[0] == "PRIMARY KEY" else f"{c[0]} {c[1]}" for c in columns)
 
 
 def _restore_windows(engine: Engine, windows: list[Any]) -> None:
@@ -135,7 +175,7 @@ def _restore_unfinished(engine: Engine, saved: Mapping[str, Any]) -> None:
             execution = scheduler.readmit(
                 units[e["unit"]], e["position"], from_json(e["key"]), e["batch_id"], inputs, set(e["missing"])
             )
-            ticket = Ticket(engine.executor.wait)
+            ticket = Ticket(engine._wait)
             ticket.pending = 1
             execution.context = Context(
                 engine.runtime.units[e["unit"]], dt.datetime.fromisoformat(e["time"]), ticket
@@ -149,7 +189,6 @@ def _restore_unfinished(engine: Engine, saved: Mapping[str, Any]) -> None:
             for batch in batches:
                 scheduler.restore_early(_restored(engine, batch))
         scheduler.reconsider(readmitted, saved["halted"])
-    engine.executor.wake()
 
 
 def _restored(engine: Engine, saved: Any) -> Any:

@@ -26,7 +26,7 @@ class Subscription:
         self.stream = stream
         self.capacity = capacity
         self._engine = engine
-        self._batches: deque[Batch] = deque()
+        self._batches: deque[tuple[int, Batch]] = deque()  # (LSN that makes it final, batch)
         self._arrived = threading.Condition()
         self._lost = 0
 
@@ -36,7 +36,7 @@ class Subscription:
             if self._lost or len(self._batches) >= self.capacity:  # what comes after a gap is not kept either
                 self._lost += 1
             else:
-                self._batches.append(batch)
+                self._batches.append((self._engine.outbox.lsn(), batch))
             self._arrived.notify_all()
 
     def get(self, timeout_s: float | None = 0) -> Batch | None:
@@ -45,7 +45,9 @@ class Subscription:
             if not self._batches and timeout_s != 0:
                 self._arrived.wait_for(lambda: self._batches or self._lost, timeout_s)
             if self._batches:
-                return self._batches.popleft()
+                lsn, batch = self._batches.popleft()
+                self._engine.outbox.wait(lsn)
+                return batch
             if self._lost:
                 raise Overloaded(
                     f"the subscription to {self.stream} fell behind: {self._lost} batches after the {self.capacity} it held "

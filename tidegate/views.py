@@ -134,7 +134,7 @@ VIEWS = {
         SystemView(
             "merges",
             "number BIGINT, rows BIGINT, seconds DOUBLE, at_time TIMESTAMP",
-            lambda e: ((m.number, m.rows, m.seconds, m.at) for m in e.merges),
+            lambda e: ((m.number, m.rows, m.seconds, m.at) for m in e.merger.done),
         ),
         SystemView(
             "tables",

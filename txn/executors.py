@@ -31,7 +31,7 @@ class Journal(Protocol):
     def committed(self, txn: Transaction) -> None: ...
     def aborted(self, txn: Transaction, error: Aborted) -> None: ...
     def dead_letter(self, txn: Transaction, error: ProcedureFailed) -> None: ...
-    def halted(self, txn: Transaction, error: ProcedureFailed) -> None: ...
+    def halted(self, txn: Transaction, error: ProcedureFailed, parked: list[Position]) -> None: ...
 
 
 class Context:
@@ -63,12 +63,14 @@ class Executor:
     ``lock`` guards the scheduler and commits; user code runs outside it.
     """
 
-    def __init__(self, runtime: Runtime, scheduler: Scheduler, journal: Journal, clock: Clock) -> None:
+    def __init__(
+        self, runtime: Runtime, scheduler: Scheduler, journal: Journal, clock: Clock, lock: threading.RLock
+    ) -> None:
         self.runtime = runtime
         self.scheduler = scheduler
         self.journal = journal
         self.clock = clock
-        self.lock = threading.RLock()
+        self.lock = lock
         self.snapshots: dict[int, int] = {}  # commit numbers that committed-state readers hold on to -> how many
         self.watchdog = Watchdog()
         self.ended = threading.Condition(self.lock)  # notified when executions finish
@@ -204,10 +206,10 @@ class Executor:
             elif execution.batch_id is None:  # an OLTP call has no dataflow to halt: its caller gets the error
                 self._end(execution, {}, outcome)
             else:
-                self.journal.halted(txn, outcome)
                 self._release_snapshot(context)
                 context.txn = None
-                self.scheduler.halt(execution)
+                parked = self.scheduler.halt(execution, outcome.parked)
+                self.journal.halted(txn, outcome, parked)
                 for ticket in context.tickets:
                     ticket.stop(outcome)
             self._after_scheduling()
@@ -265,8 +267,10 @@ class SerialExecutor(Executor):
     *is* position order. As soon as something waits (for a person, behind a halted dataflow), the scheduler decides.
     """
 
-    def __init__(self, runtime: Runtime, scheduler: Scheduler, journal: Journal, clock: Clock) -> None:
-        super().__init__(runtime, scheduler, journal, clock)
+    def __init__(
+        self, runtime: Runtime, scheduler: Scheduler, journal: Journal, clock: Clock, lock: threading.RLock
+    ) -> None:
+        super().__init__(runtime, scheduler, journal, clock, lock)
         graph = runtime.graph
         self._inline: dict[str, list[UnitProgram]] = {}
         for stream, units in graph.caused_by.items():
@@ -317,7 +321,8 @@ class SerialExecutor(Executor):
                 self.journal.aborted(txn, outcome)
             elif outcome.on_failure == "dead_letter":
                 self.journal.dead_letter(txn, outcome)
-        ticket.finish()
+        if not ticket.pending:
+            ticket.finish()
 
     def run_inline(
         self, units: list[UnitProgram], sequence: int, batch: Batch, time: dt.datetime, ticket: Ticket | None
@@ -375,7 +380,6 @@ class SerialExecutor(Executor):
     ) -> None:
         """Tell the scheduler what has run, so that it can stop the dataflow in front of the rest."""
         ticket = ticket or Ticket(self.wait)
-        self.journal.halted(txn, error)
         finished = {unit.name for unit in done}
         super().submit(sequence, batch, time, ticket)
         while execution := self.scheduler.next():
@@ -385,7 +389,7 @@ class SerialExecutor(Executor):
                 self._after_scheduling()
             else:
                 assert execution.unit.name == failed.name
-                self.scheduler.halt(execution)
+                self.journal.halted(txn, error, self.scheduler.halt(execution))
                 ticket.stop(error)
                 break
 
@@ -394,10 +398,16 @@ class ThreadExecutor(Executor):
     """Runs executions on worker threads: worth it where procedures spend their time in DuckDB, numpy, I/O or people."""
 
     def __init__(
-        self, runtime: Runtime, scheduler: Scheduler, journal: Journal, clock: Clock, workers: int,
+        self,
+        runtime: Runtime,
+        scheduler: Scheduler,
+        journal: Journal,
+        clock: Clock,
+        lock: threading.RLock,
+        workers: int,
         tick: Callable[[], None],
     ) -> None:
-        super().__init__(runtime, scheduler, journal, clock)
+        super().__init__(runtime, scheduler, journal, clock, lock)
         self._work = threading.Condition(self.lock)
         self._tick = tick
         self._stopping = False

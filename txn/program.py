@@ -66,6 +66,13 @@ class Program:
                     schema = self.access[access.table].table.schema
                     column = schema.column(schema.partition_by[0])
                     value = schema.check_value(column, bound.arguments[str(access.argument)])
+                    if value is None:
+                        raise DataError(
+                            f"{self.name}: {access.argument} names the partition of {access.table} by "
+                            f"{access.table}.{column.name} and can't be NULL",
+                            relation=access.table,
+                            column=column.name,
+                        )
                     partitions[access.table] = (value,)
         return (arguments, named), partitions
 

@@ -15,6 +15,8 @@ from tidegate.dataflows.app import App
 from tidegate.dataflows.graph import Graph
 from tidegate.errors import Aborted, DataError, ProcedureFailed
 from tidegate.storage.database import Database
+from tidegate.storage.schema import Row
+from tidegate.storage.view import WriteSet
 from tidegate.streams.batch import Batch
 from tidegate.txn.positions import Position, describe
 from tidegate.txn.program import Program, UnitProgram
@@ -88,6 +90,11 @@ class Runtime:
             txn.relations[batch.relation.name] = (batch.relation, batch.rows)
         arguments, named = txn.arguments
         txn.result = program.function(txn, *batches, *arguments, **named)
+        if program.outputs:
+            self._hand_on(txn, program)
+
+    def _hand_on(self, txn: Transaction, program: Program) -> None:
+        """What the procedure emitted is the input of its consumers."""
         for name, relation in program.outputs.items():
             rows = txn.emitted.get(name)
             if rows:
@@ -101,14 +108,29 @@ class Runtime:
             txn.relations[name] = (batch.relation, batch.rows)
             if name in program.stream_triggers:
                 txn.fire(program.stream_triggers[name], name, batch.relation, list(batch.rows))
-            for window_name in program.windows:
-                if program.window_spec(window_name).stream == name:
-                    slide = program.buffer(window_name, txn.key).slide(batch.rows)
-                    txn.slides[program.name, window_name] = slide
+        self._slide(txn, program, batches)
         for window_name, statements in program.window_triggers.items():
             slide = txn.slides[program.name, window_name]
             if slide.slid:
                 txn.fire(statements, window_name, program.relations[window_name], slide.rows)
+
+    def _slide(self, txn: Transaction, program: Program, batches: list[Batch]) -> None:
+        for window_name in program.windows:
+            stream = program.window_spec(window_name).stream
+            for batch in batches:
+                if batch.relation.name == stream:
+                    slide = program.buffer(window_name, txn.key).slide(batch.rows)
+                    txn.slides[program.name, window_name] = slide
+
+    def put_effects(self, txn: Transaction, writes: WriteSet, emitted: dict[str, list[Row]]) -> None:
+        """Make the transaction as if its procedures had run with these effects: windows slide, no user code is called."""
+        txn.writes, txn.emitted = writes, emitted
+        for program in txn.unit.members:
+            txn.enter(program)
+            batches = self._inputs_of(txn, program)
+            if isinstance(batches, list):
+                self._slide(txn, program, batches)
+                self._hand_on(txn, program)
 
     def attempt(self, txn: Transaction) -> str | None | Aborted | ProcedureFailed:
         """``advance``, with retries: returns what it returns, or the error that ended the transaction.

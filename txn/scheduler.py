@@ -357,17 +357,27 @@ class Scheduler:
 
     # ---- halting a dataflow
 
-    def halt(self, execution: Execution) -> None:
-        """Stop its dataflow in front of it. It and everything of that dataflow not yet started gives up its intents."""
+    def halt(self, execution: Execution, park: Iterable[Position] | None = None) -> list[Position]:
+        """Stop its dataflow in front of it. It and everything of that dataflow not yet started gives up its intents.
+
+        Returns the positions of the others that were parked; ``park`` says which, when a halt is repeated from the log.
+        """
+        only = None if park is None else set(park)
+        parked = []
         self.halted[execution.unit.dataflow] = execution
         execution.started = False
         for other in list(self.live.values()):
-            if other is execution or (
+            if other is execution:
+                self._park(other)
+            elif (
                 other.unit.dataflow == execution.unit.dataflow
                 and other.state in (State.WAITING, State.READY)
                 and not other.started
+                and (only is None or other.position in only)
             ):
+                parked.append(other.position)
                 self._park(other)
+        return parked
 
     def _park(self, execution: Execution) -> None:
         execution.become(State.PARKED)

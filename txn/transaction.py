@@ -5,11 +5,11 @@ from __future__ import annotations
 import datetime as dt
 import random
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from tidegate.errors import Aborted, AccessError, DataError, DeadlineExceeded
-from tidegate.storage.schema import Row
+from tidegate.storage.schema import Relation, Row
 from tidegate.storage.view import View
 from tidegate.streams.batch import Batch
 from tidegate.streams.windows import Slide
@@ -89,6 +89,7 @@ class Transaction(View):
         self.program = program
         self.procedure = program.name
         self.access = program.access
+        self.relations = {}
 
     # ---- time and chance, the same on every replay
 
@@ -123,8 +124,8 @@ class Transaction(View):
             new = [relation.conform(values)]
         elif isinstance(rows, Mapping):
             new = [relation.conform(rows)]
-        elif isinstance(rows, str):
-            raise DataError(f"emit({stream!r}, …) takes a list of rows, got text {rows!r}", relation=stream)
+        elif isinstance(rows, str) or not isinstance(rows, Iterable):
+            raise DataError(f"emit({stream!r}, …) takes a list of rows, got {rows!r}", relation=stream)
         else:
             new = [relation.conform(row) for row in rows]
         before = self.emitted.get(stream)
@@ -172,8 +173,18 @@ class Transaction(View):
         self.relations[name] = (relation, rows)
         for statement in statements:
             statement.run(self)
-        if before is not None:
+        if before is None:
+            del self.relations[name]
+        else:
             self.relations[name] = before
+
+    def rows_of(self, name: str) -> tuple[Relation, Sequence[Row]]:
+        slide = self.slides.get((self.procedure, name))
+        if slide is not None and name not in self.relations:
+            return self.program.relations[name], slide.rows
+        if name in self.program.outputs and name not in self.relations:
+            return self.program.outputs[name], self.emitted.get(name, ())
+        return super().rows_of(name)
 
     # ---- ending
 

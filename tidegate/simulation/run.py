@@ -7,12 +7,14 @@ import logging
 import multiprocessing
 import os
 import random
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
+from tidegate.engine import Engine
 from tidegate.errors import DeclarationError
 from tidegate.simulation.apps import KEYS, AppSpec, FlowSpec, Simulated, build, random_app
 from tidegate.simulation.world import World
@@ -21,6 +23,7 @@ from tidegate.testing.order import Mode, OrderViolation, Report, Setting, run_on
 
 THREADS_EVERY = 5  # seeds between two runs with real threads
 SERIAL_EVERY = 4
+REOPEN_EVERY = 40  # … and between two on disk, closed and reopened on the way
 CHUNK = 50
 SHRINK_S = 20.0
 
@@ -145,10 +148,25 @@ def run_case(case: Case, executor: Mode, inputs: Sequence[Input] | None = None, 
     simulated.broken.update(case.broken)
     config = {**case.config, "workers": 2 + case.seed % 3} if executor == "threads" else case.config
     setting = Setting(
-        executor=executor, config=config, merges=case.merges, repair=simulated.repair,
-        open_engine=world().engine, open_database=world().database,
+        executor=executor,
+        config=config,
+        merges=case.merges,
+        repair=simulated.repair,
+        open_engine=world().engine,
+        open_database=world().database,
     )
-    return run_once(simulated.app, case.inputs if inputs is None else inputs, case.seed if seed is None else seed, setting)
+    inputs, seed = case.inputs if inputs is None else inputs, case.seed if seed is None else seed
+    if executor != "manual" or case.seed % REOPEN_EVERY:
+        return run_once(simulated.app, inputs, seed, setting)
+    with tempfile.TemporaryDirectory(prefix="tidegate-sim-") as directory:
+        setting.open_engine = lambda app, config, clock: Engine(app, directory, config, clock)
+        setting.reopen = _reopen
+        return run_once(simulated.app, inputs, seed, setting)
+
+
+def _reopen(engine: Engine) -> Engine:
+    engine.close()
+    return Engine(engine.app, engine.database.base.path.parent, engine.config, engine.clock)  # type: ignore[union-attr]
 
 
 def modes(seed: int, threads: bool) -> list[Mode]:

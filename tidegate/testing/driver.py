@@ -148,10 +148,10 @@ class SeededDriver:
     def _noticing(self, report: Callable[..., None]) -> Callable[..., None]:
         """Broken invariants must not pass for failing procedures."""
 
-        def noticed(txn: Transaction, error: ProcedureFailed) -> None:
+        def noticed(txn: Transaction, error: ProcedureFailed, *rest: Any) -> None:
             if isinstance(error.__cause__, (CorruptionError, AssertionError)):
                 self._broken = error
-            report(txn, error)
+            report(txn, error, *rest)
 
         return noticed
 
@@ -181,11 +181,13 @@ class SeededDriver:
         chance = self._random.random()
         if chance < self._merges:
             self._merge()
+        elif 0.5 < chance < 0.55:
+            self._collect()
         elif chance < self._merges + 0.03 and self._answer():
             return True
         elif chance > 0.995 and self._expire():
             return True
-        elif chance > 0.985 and self._reopen is not None and not self._depth_now and self._reopened():
+        elif chance > 0.94 and self._reopen is not None and not self._depth_now and self._reopened():
             return True
         choices: list[Callable[[], None]] = [self._admit] if self._inputs else []
         if self.engine.scheduler.halted and chance < 0.3:
@@ -282,6 +284,14 @@ class SeededDriver:
     def _merge(self) -> None:
         self._tell("merge")
         self.engine.checkpoint()
+
+    def _collect(self) -> None:
+        """Drop versions nobody may read: what a merge does last, without its cost."""
+        scheduler, snapshots = self.engine.scheduler, list(self.engine.executor.snapshots)
+        with self.engine.lock:
+            for table in self.engine.database.tables.values():
+                if table.chained:
+                    table.trim(scheduler.open_positions(table.name), snapshots)
 
     def _answer(self, asked: bool = False) -> bool:
         """Deliver a decision; ``asked``: only one that somebody waits for."""

@@ -101,7 +101,15 @@ def _compare(app: App, driver: SeededDriver, setting: Setting) -> list[str]:
         if entry.call is not None:
             done = call_result(entry.ticket.value, entry.ticket.error) if entry.ticket.done else "not finished"
             outcome.calls[entry.sequence] = done
-    return [*differences(expected, outcome), *leftovers(engine)]
+    found = [*differences(expected, outcome), *leftovers(engine)]
+    if not found and setting.merges:
+        engine.checkpoint()
+        for table in engine.database.tables.values():
+            key_of = table.schema.key_of
+            stored = {key_of(row): tuple(row) for row in engine.database.base.scan(table.schema)}
+            if stored != outcome.tables[table.name]:
+                found.append(f"the base of {table.name} is {stored}, the table {outcome.tables[table.name]}")
+    return found
 
 
 def leftovers(engine: Engine) -> Iterator[str]:

@@ -57,6 +57,16 @@ class Pushed(Record, frozen=True, array_like=True, tag=2):
     offset: Any = None
 
 
+class Fed(Record, frozen=True, array_like=True, tag=9):
+    """Many border batches were accepted at once: ``rows``, ``size`` to a batch, numbered on from ``sequence``."""
+
+    sequence: int
+    time_us: int
+    stream: str
+    size: int
+    rows: list[Any]
+
+
 class Called(Record, frozen=True, array_like=True, tag=3):
     """An OLTP procedure was called."""
 
@@ -78,7 +88,7 @@ class Executed(Record, frozen=True, array_like=True, tag=4):
     outcome: str
     procedure: str = ""
     reason: str = ""
-    writes: dict[str, list[Any]] | None = None
+    writes: dict[str, list[Any]] | None = None  # table -> [rows written, keys deleted]
     emitted: dict[str, list[Any]] | None = None
     result: Any = None
     parked: list[int] | None = None
@@ -92,10 +102,10 @@ class Resumed(Record, frozen=True, array_like=True, tag=5):
 
 
 class Delivered(Record, frozen=True, array_like=True, tag=6):
-    """A durable subscriber has dealt with the batches of these positions."""
+    """A durable subscriber has dealt with these batches, each given as [key, batch-id]."""
 
     subscription: str
-    positions: list[int]
+    batches: list[Any]
 
 
 class Checkpoint(Record, frozen=True, array_like=True, tag=7):
@@ -114,7 +124,7 @@ class Subscribed(Record, frozen=True, array_like=True, tag=8):
     closed: bool = False
 
 
-Any_ = Segment | Mark | Pushed | Called | Executed | Resumed | Delivered | Checkpoint | Subscribed
+Any_ = Segment | Mark | Pushed | Fed | Called | Executed | Resumed | Delivered | Checkpoint | Subscribed
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Any_)

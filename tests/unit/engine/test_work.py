@@ -277,3 +277,34 @@ def test_closing_tells_those_who_still_wait(engine_of: Make, ward: App) -> None:
         ticket.result()
     with pytest.raises(EngineClosed, match=r"closed before drugs.*lock on meds\[1\]"):
         behind.result()
+
+
+def test_sql_sees_the_batch_the_window_and_what_was_emitted(engine_of: Make) -> None:
+    app = App()
+    app.stream("events", "n BIGINT", border=True)
+    app.stream("out", "n BIGINT")
+    app.stream("more", "n BIGINT")
+    seen: list[Any] = []
+
+    @app.procedure(inputs="events", outputs="out", windows={"recent": tidegate.window("events", count=3, slide=1)})
+    def work(txn: tidegate.Transaction, events: tidegate.Batch) -> None:
+        txn.emit("out", n=1)
+        txn.emit("out", n=events[0].n)
+        for name in ("events", "recent", "out"):
+            seen.append((name, [row.n for row in txn.execute(f"SELECT n FROM {name} ORDER BY n")]))
+
+    @app.procedure(inputs="out", outputs="more")
+    def after(txn: tidegate.Transaction, out: tidegate.Batch) -> None:
+        seen.append(("out again", [row.n for row in txn.execute("SELECT n FROM out ORDER BY n")]))
+        for hidden in ("events", "recent"):
+            with pytest.raises(tidegate.AccessError, match=rf"procedure after reads {hidden} in SQL"):
+                txn.execute(f"SELECT n FROM {hidden}")
+
+    app.nested("work", "after")
+    engine = engine_of(app)
+    engine.push("events", [(4,), (5,)])
+    engine.push("events", [(6,), (7,)]).result()
+    assert seen == [
+        ("events", [4, 5]), ("recent", [4, 5]), ("out", [1, 4]), ("out again", [1, 4]),
+        ("events", [6, 7]), ("recent", [5, 6, 7]), ("out", [1, 6]), ("out again", [1, 6]),
+    ]  # fmt: skip

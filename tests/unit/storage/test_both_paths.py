@@ -14,7 +14,7 @@ from decimal import Decimal
 from typing import Any
 
 import duckdb
-from conftest import Store
+from stores import Store
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

@@ -1,0 +1,96 @@
+"""When and how committed changes are folded into the base: merge = checkpoint = version garbage collection."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from tidegate.state import saved_state
+from tidegate.views import Merge
+
+if TYPE_CHECKING:
+    from tidegate.engine import Engine
+
+LOOK_EVERY = 250  # batches between two looks at how much is unmerged
+
+
+class Merger:
+    """Merges when enough has changed or enough time has passed.
+
+    In memory with the serial executor it merges inline. An engine with threads or a directory merges on a thread of its
+    own, so that executions go on while DuckDB writes.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._one_at_a_time = threading.Lock()
+        self._looked_at = engine.sequence
+        self._wanted = threading.Event()
+        self._closing = False
+        self._failed: Exception | None = None
+        self._thread: threading.Thread | None = None
+        self.done: list[Merge] = []
+        if engine.database.concurrent:
+            self._thread = threading.Thread(target=self._loop, name="tidegate-merge", daemon=True)
+            self._thread.start()
+
+    def look(self) -> None:
+        """Merge (or have it merged) if that is due. Called often: costs a subtraction."""
+        engine = self._engine
+        if engine.sequence - self._looked_at < LOOK_EVERY:
+            return
+        self._looked_at = engine.sequence
+        if self._failed is not None:
+            raise self._failed
+        if engine.database.unmerged >= engine.config.merge_rows:
+            if self._thread is None:
+                self.merge()
+            else:
+                self._wanted.set()
+
+    def merge(self, generation: bool = False) -> None:
+        """Fold everything committed into the base now; with a directory that is a checkpoint of the log."""
+        engine = self._engine
+        durable = engine.durable
+        with self._one_at_a_time:
+            started = engine.clock.monotonic()
+            lsn = 0
+
+            def facts() -> dict[str, object]:
+                nonlocal lsn
+                lsn = 0 if durable is None else durable.begin_merge()
+                return saved_state(engine, lsn)
+
+            rows = engine.database.merge(
+                facts,
+                engine.scheduler.open_positions,
+                lambda: list(engine.executor.snapshots),
+                engine.lock,
+                before_publish=lambda: None if durable is None else durable.writer.wait(lsn),
+            )
+            if durable is not None:
+                durable.merged(engine.database, lsn, generation)
+            self.done.append(
+                Merge(len(self.done) + 1, rows, engine.clock.monotonic() - started, engine.clock.now())
+            )
+
+    def _loop(self) -> None:
+        period_s = self._engine.config.merge_every_s
+        while not self._closing:
+            asked = self._wanted.wait(period_s)
+            if self._closing:
+                return
+            self._wanted.clear()
+            if asked or self._engine.database.unmerged:
+                try:
+                    self.merge()
+                except Exception as error:  # reported to whoever works next
+                    self._failed = error
+                    return
+
+    def close(self) -> None:
+        """Stop merging in the background. The last merge is the engine's."""
+        self._closing = True
+        self._wanted.set()
+        if self._thread is not None:
+            self._thread.join()

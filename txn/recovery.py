@@ -1,0 +1,202 @@
+"""Recovery: the log, fed through the ordinary execution path.
+
+Every record is applied exactly as it was when it was first accepted: the same sequence number, time and batch-id, by the
+same admission and the same executions. That is why doing it twice is safe: starting from the same base and the same LSN
+it ends in the same state, and nothing it does is visible outside before it is done.
+
+* **weak**: accepted batches and calls are run again, in position order.
+* **strong**: executions are run again in the order in which they committed; nothing runs that is not in the log.
+* **effects**: executions are not run; their logged write sets and emitted batches are put in place.
+
+What can't be expected to happen again in the same way (a procedure that raised, a deadline that passed) is in the log in
+every mode, and its outcome is repeated instead of its run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from tidegate.errors import Aborted, CorruptionError, DeadlineExceeded, ProcedureFailed
+from tidegate.storage.codec import RowCodec, from_json
+from tidegate.streams.border import Border
+from tidegate.txn.executors import Executor
+from tidegate.txn.log.reader import Entry
+from tidegate.txn.log.record import Called, Delivered, Executed, Fed, Pushed, Resumed, Subscribed, from_us
+from tidegate.txn.positions import describe
+from tidegate.txn.runtime import Runtime
+from tidegate.txn.scheduler import Execution, Scheduler, State
+from tidegate.txn.ticket import Ticket
+
+
+class Recovering(Protocol):
+    """What a replay works on: an engine that is not open for work yet."""
+
+    sequence: int
+    borders: dict[str, Border]
+    scheduler: Scheduler
+    runtime: Runtime
+    codecs: dict[str, RowCodec]
+    offsets: dict[str, Any]
+
+    def apply_delivered(self, record: Delivered) -> None: ...
+    def apply_subscribed(self, record: Subscribed) -> None: ...
+    def reaccept(self, record: Pushed | Fed, submit: Callable[..., None]) -> None: ...
+
+
+@dataclass
+class Report:
+    """What a recovery did."""
+
+    replayed: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def records(self) -> int:
+        return sum(self.replayed.values())
+
+    def __str__(self) -> str:
+        counts = ", ".join(f"{count:,} {what}" for what, count in self.replayed.items())
+        told = [f"replayed {counts} in {self.seconds:.2f} s" if counts else "nothing to replay", *self.notes]
+        return "; ".join(told)
+
+
+class Replay:
+    """Applies log records to an engine. ``mode`` is the mode the log was written in."""
+
+    def __init__(self, engine: Recovering, executor: Executor, mode: str) -> None:
+        self._engine = engine
+        self._executor = executor
+        self._scheduler = engine.scheduler
+        self._as_logged = mode in ("strong", "effects")
+        self._outcomes: dict[int, Executed] = {}  # outcomes to repeat
+        self._held: set[int] = set()  # must not run before the halt that put them aside
+        self._ticket = Ticket(executor.wait)
+        self.report = Report()
+
+    def run(self, entries: Iterable[Entry], ahead: Iterable[Entry]) -> Report:
+        """Apply ``entries``; ``ahead`` is the same records, read once before to know the failures."""
+        for entry in ahead:
+            if isinstance(entry.record, Executed) and entry.record.outcome in ("dead_letter", "expired", "halted"):
+                self._outcomes[entry.record.position] = entry.record
+                if entry.record.outcome == "halted":
+                    self._held |= {entry.record.position, *(entry.record.parked or ())}
+        for entry in entries:
+            self._apply(entry.record)
+        return self.report
+
+    def _count(self, what: str, number: int = 1) -> None:
+        self.report.replayed[what] = self.report.replayed.get(what, 0) + number
+
+    def _apply(self, record: Any) -> None:
+        match record:
+            case Pushed() | Fed():
+                self._count("batches", 1 if isinstance(record, Pushed) else -(-len(record.rows) // record.size))
+                self._engine.reaccept(record, self._submit)
+            case Called():
+                self._count("calls")
+                self._call(record)
+            case Executed():
+                self._executed(record)
+            case Resumed():
+                self._resumed(record)
+            case Delivered():
+                self._engine.apply_delivered(record)
+            case Subscribed():
+                self._engine.apply_subscribed(record)
+
+    # ---- accepted work
+
+    def _submit(self, sequence: int, batch: Any, time: Any) -> None:
+        self._engine.sequence = sequence
+        if self._as_logged or self._outcomes:
+            Executor.submit(self._executor, sequence, batch, time, self._ticket)
+            self._run_ready()
+        else:
+            self._executor.submit(sequence, batch, time, self._ticket)
+
+    def _call(self, record: Called) -> None:
+        unit = self._engine.runtime.units[record.procedure]
+        arguments = from_json(record.arguments)
+        named = {name: from_json(value) for name, value in record.named.items()}
+        bound, partitions = unit.members[0].bind_call(arguments, named)
+        self._engine.sequence = record.sequence
+        given = (record.sequence, unit, bound, partitions, from_us(record.time_us), self._ticket)
+        if self._as_logged or self._outcomes:
+            Executor.submit_call(self._executor, *given)
+            self._run_ready()
+        else:
+            self._executor.submit_call(*given)
+
+    def _run_ready(self) -> None:
+        """Weak mode with failures in the log: run what may run, but repeat the outcomes that are known."""
+        while not self._as_logged:
+            ready = [e for e in self._scheduler.ready() if e.position not in self._held]
+            if not ready:
+                return
+            self._repeat(self._scheduler.take(ready[0]), self._outcomes.get(ready[0].position))
+
+    # ---- executions
+
+    def _executed(self, record: Executed) -> None:
+        if record.outcome == "halted":
+            self._held -= {record.position, *(record.parked or ())}
+        elif not self._as_logged:
+            return  # repeated when its turn came
+        execution = self._scheduler.live.get(record.position)
+        if execution is None or execution.state is not State.READY:
+            raise CorruptionError(
+                f"the log says that position {describe(record.position)} ended ({record.outcome}), but "
+                f"{'it is not known' if execution is None else f'{execution} {execution.reason}'}"
+            )
+        self._count("executions")
+        self._repeat(self._scheduler.take(execution), record)
+        self._run_ready()
+
+    def _repeat(self, execution: Execution, record: Executed | None) -> None:
+        """Bring an execution to the outcome in the log; run it when that is what the log says."""
+        if record is None or (record.outcome in ("committed", "aborted") and record.writes is None):
+            self._executor.run(execution)
+            return
+        txn = self._executor.start(execution)
+        facts: dict[str, Any] = {"procedure": record.procedure, "position": record.position}
+        txn.procedure = record.procedure
+        match record.outcome:
+            case "committed":
+                self._put_effects(txn, record)
+                self._executor.settle(execution, None)
+            case "aborted":
+                self._executor.settle(execution, Aborted(record.reason, reason=record.reason, **facts))
+            case "expired":
+                self._executor.settle(execution, DeadlineExceeded(record.reason, reason=record.reason, **facts))
+            case "dead_letter" | "halted":
+                policy = "halt" if record.outcome == "halted" else record.outcome
+                self._executor.settle(
+                    execution,
+                    ProcedureFailed(record.reason, attempts=0, on_failure=policy, parked=record.parked, **facts),
+                )
+
+    def _put_effects(self, txn: Any, record: Executed) -> None:
+        codecs = self._engine.codecs
+        assert record.writes is not None and record.emitted is not None
+        writes = {}
+        for table, (written, deleted) in record.writes.items():
+            rows = codecs[table].unpack(written)
+            key_of = self._engine.runtime.database.tables[table].schema.key_of
+            writes[table] = {key_of(row): row for row in rows} | {from_json(key): None for key in deleted}
+        emitted = {stream: codecs[stream].unpack(rows) for stream, rows in record.emitted.items()}
+        self._engine.runtime.put_effects(txn, writes, emitted)
+
+    def _resumed(self, record: Resumed) -> None:
+        def next_sequence() -> int:
+            self._engine.sequence += 1
+            return self._engine.sequence
+
+        for execution in self._scheduler.resume(record.dataflow, next_sequence):
+            for ticket in execution.context.tickets:
+                ticket.resume()
+        self._run_ready()
+        if not self._as_logged and not self._outcomes:
+            self._executor.wake()
