@@ -7,16 +7,19 @@ from typing import Any, NamedTuple
 
 from tidegate.storage.schema import Key, Row
 from tidegate.storage.versions import SecondaryIndex
-from tidegate.storage.view import Access, View, duplicate_key
+from tidegate.storage.view import Access, View, duplicate_key, taken_value
 
 _ABSENT: Any = object()
 
-# (rows in conflict as (stored row, proposed row)) -> the rows to store instead, None where WHERE says to leave it
+# pairs of (stored row, proposed row) in conflict -> the rows to store instead, None where WHERE says to
+# leave it
 Resolve = Callable[[View, Sequence[tuple[Row, Row]], Sequence[Any]], Sequence[Row | None]]
 
 
 class OnConflict(NamedTuple):
-    """ON CONFLICT. ``columns``: the conflict target (empty: any). ``resolve``: DO UPDATE, or None for DO NOTHING."""
+    """ON CONFLICT. ``columns``: its target (empty: any key). ``resolve``: DO UPDATE, or None for DO
+    NOTHING.
+    """
 
     columns: frozenset[str]
     resolve: Resolve | None
@@ -73,7 +76,8 @@ def _split(
 ) -> tuple[list[tuple[int, Row]], list[tuple[int, tuple[Row, Row]]]]:
     """Rows that meet nothing, and rows that meet a stored one; both with their place.
 
-    Of several rows in one statement that meet each other, the first wins and the others are ignored (as in DuckDB).
+    Of several rows in one statement that meet each other the first wins, the others are ignored
+    (as in DuckDB).
     """
     schema = access.table.schema
     claimed: set[Any] = set()
@@ -151,9 +155,32 @@ def _store(view: View, access: Access, pairs: Sequence[tuple[Row | None, Row]]) 
             if (old is None or key_of(old) != key) and view.row_for_write(access, key) is not None:
                 raise duplicate_key(schema, key)
             undo.put(key, new)
-        for old, new in pairs if unique else ():
-            for index in unique:
-                view.check_unique(access, index, key_of(new), new, old)
+        for index in unique:
+            _check_unique(view, access, index, pairs)
     except BaseException:
         undo.roll_back()
         raise
+
+
+def _check_unique(
+    view: View, access: Access, index: SecondaryIndex, pairs: Sequence[tuple[Row | None, Row]]
+) -> None:
+    """Are the new rows' values in a unique index theirs alone? One pass over the write set, however many
+    rows.
+    """
+    schema = access.table.schema
+    written = view.writes.get(schema.name, {})
+    owner: dict[Any, Key] = {}
+    for key, row in written.items():
+        value = None if row is None else index.value_of(row)
+        if value is not None and owner.setdefault(value, key) != key:
+            raise taken_value(schema, index, value, owner[value], key)
+    for old, new in pairs:
+        value = index.value_of(new)
+        if value is None or (old is not None and index.value_of(old) == value):
+            continue
+        view.database.cover(access.table, index, value if len(index.places) > 1 else (value,))
+        for other in index.candidates(value):
+            committed = None if other in written else view.read_below(access, other)
+            if committed is not None and index.value_of(committed) == value:
+                raise taken_value(schema, index, value, other, schema.key_of(new))

@@ -106,6 +106,6 @@ def _plain(kind: ColumnType) -> bool:
 def _decoder(kind: ColumnType) -> Callable[[Any], Any]:
     if kind.family == "list":
         assert kind.element is not None
-        inner = (lambda value: value) if _plain(kind.element) else _decoder(kind.element)
+        inner: Callable[[Any], Any] = (lambda value: value) if _plain(kind.element) else _decoder(kind.element)
         return lambda values: tuple(None if value is None else inner(value) for value in values)
     return lambda value: msgspec.convert(value, kind.python)

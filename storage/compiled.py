@@ -1,7 +1,8 @@
 """Statements that address rows by key, by index or by giving them: compiled to row access, microseconds each.
 
 Every compiled statement is a function ``run(view, values) -> Rows`` that never touches DuckDB. It may raise
-:class:`~tidegate.storage.semantics.Fallback` before it has changed anything; the statement is then run by DuckDB.
+:class:`~tidegate.storage.semantics.Fallback` before it has changed anything; the statement is then run by
+DuckDB.
 """
 
 from __future__ import annotations
@@ -14,19 +15,17 @@ from sqlglot import exp
 
 from tidegate.storage.assignments import insert_places, is_default, place_of
 from tidegate.storage.changes import OnConflict, delete_rows, insert_rows, update_rows
+from tidegate.storage.codes import Fold, NotCompilable, Scope
 from tidegate.storage.conflicts import compiled_conflict
-from tidegate.storage.expressions import Code, Compiler, Fold, NotCompilable, Scope, conjuncts
+from tidegate.storage.lookups import Find, Project, Target, find_rows, is_decorated, order_all, project_rows
 from tidegate.storage.parsing import Parsed, function_name, target_table
 from tidegate.storage.rows import Rows
 from tidegate.storage.schema import Row, TableSchema
 from tidegate.storage.view import View
 
 Run = Callable[[View, tuple[Any, ...]], Rows]
-Find = Callable[[View, tuple[Any, ...]], list[Row]]
-Project = Callable[[Row, tuple[Any, ...]], Any]
 
 _SELECT_PARTS = {"expressions", "from_", "where"}
-_UNSORTABLE = {"list"}
 
 
 @dataclass(frozen=True)
@@ -37,44 +36,29 @@ class Compiled:
     path: str
 
 
-class _Target:
-    """The one table of a statement, and a compiler for expressions over its rows."""
-
-    def __init__(self, parsed: Parsed, table: exp.Table, schema: TableSchema, fold: Fold) -> None:
-        self.schema = schema
-        self.scope = Scope().add(schema, table.alias_or_name, "row")
-        self.compiler = Compiler(self.scope, fold, parsed.parameters.count, parsed.draws)
-        self.compiler.namespace["new_tuple"] = tuple.__new__
-
-
 def compile_select(parsed: Parsed, row_class: Any, fold: Fold) -> Compiled:
     tree = parsed.tree
-    if not isinstance(tree, exp.Select) or any(value for key, value in tree.args.items() if key not in _SELECT_PARTS):
+    if not isinstance(tree, exp.Select) or any(
+        value for key, value in tree.args.items() if key not in _SELECT_PARTS
+    ):
         raise NotCompilable
     source = tree.args.get("from_")
     table = source.this if source is not None else None
-    if not isinstance(table, exp.Table) or len(parsed.tables) != 1 or parsed.relations or _decorated(table):
+    if not isinstance(table, exp.Table) or len(parsed.tables) != 1 or parsed.relations or is_decorated(table):
         raise NotCompilable
-    target = _Target(parsed, table, next(iter(parsed.tables.values())), fold)
-    find, path = _find(target, tree.args.get("where"))
+    target = Target(parsed, table, next(iter(parsed.tables.values())), fold)
+    find, path = find_rows(target, tree.args.get("where"))
     if all(_counts_rows(node.unalias()) for node in tree.expressions):
         return Compiled(_count(find, row_class, len(tree.expressions)), path)
-    project, codes = _project(target, tree.expressions, row_class)
+    project, codes = project_rows(target, tree.expressions, row_class)
     if path == "primary key":
         return Compiled(_select_one(find, project), path)
-    return Compiled(_select_many(find, project, _order_all(codes)), path)
+    return Compiled(_select_many(find, project, order_all(codes)), path)
 
 
 def _counts_rows(node: exp.Expression) -> bool:
     """Is this ``count(*)``?"""
     return function_name(node) == "count" and [type(argument) for argument in node.expressions] == [exp.Star]
-
-
-def _decorated(table: exp.Table) -> bool:
-    """Does the table reference carry anything but a name and an alias?"""
-    alias = table.args.get("alias")
-    extra = {key for key, value in table.args.items() if value} - {"this", "alias"}
-    return bool(extra) or not isinstance(table.this, exp.Identifier) or bool(alias and alias.args.get("columns"))
 
 
 def _select_one(find: Find, project: Project | None) -> Run:
@@ -95,126 +79,6 @@ def _count(find: Find, row_class: Any, columns: int) -> Run:
     return lambda view, values: Rows([row_class._make([len(find(view, values))] * columns)])
 
 
-# ---- finding rows
-
-
-def _find(target: _Target, where: exp.Expression | None) -> tuple[Find, str]:
-    """How to get the rows that ``where`` selects: through the primary key, or through an index."""
-    conditions = conjuncts(where)
-    wanted = _equalities(target, conditions)
-    schema, compiler = target.schema, target.compiler
-    candidates = [("primary key", -1, schema.key_indexes)]
-    for number, index in enumerate(schema.indexes):
-        candidates.append(("index", number, tuple(schema.index_of[name] for name in index.columns)))
-    for path, number, places in candidates:
-        if set(places) <= set(wanted):
-            parts = [compiler.key_part(schema.columns[place], wanted[place][1]) for place in places]
-            used = [wanted[place][0] for place in places]
-            rest = [condition for condition in conditions if not any(condition is u for u in used)]
-            matches = compiler.function(compiler.predicate(rest)) if rest else None
-            if path == "primary key":
-                text = parts[0] if len(parts) == 1 else f"({', '.join(parts)})"
-                return _by_key(schema.name, compiler.function(text, "p"), len(parts) > 1, matches), path
-            values = compiler.function(f"({', '.join(parts)},)", "p")
-            return _by_index(schema.name, number, values, matches), path
-    raise NotCompilable
-
-
-def _equalities(
-    target: _Target, conditions: Sequence[exp.Expression]
-) -> dict[int, tuple[exp.Expression, exp.Expression]]:
-    """``column = something without columns`` among the conditions: column's place → (condition, something)."""
-    found: dict[int, tuple[exp.Expression, exp.Expression]] = {}
-    for condition in conditions:
-        if not isinstance(condition, exp.EQ):
-            continue
-        for column, other in ((condition.this, condition.expression), (condition.expression, condition.this)):
-            if isinstance(column, exp.Column) and not any(other.find_all(exp.Column, exp.Query)):
-                place = int(target.scope.find(column).text[4:-1])
-                found.setdefault(place, (condition, other))
-                break
-    return found
-
-
-def _by_key(table: str, key_of: Callable[[Any], Any], wide: bool, matches: Any) -> Find:
-    def find(view: View, values: tuple[Any, ...]) -> list[Row]:
-        key = key_of(values)
-        if key is None or (wide and None in key):
-            return []
-        row = view.get(table, key)
-        if row is None or (matches is not None and not matches(row, values)):
-            return []
-        return [row]
-
-    return find
-
-
-def _by_index(table: str, number: int, values_of: Any, matches: Any) -> Find:
-    def find(view: View, values: tuple[Any, ...]) -> list[Row]:
-        access = view.access.get(table) or view.undeclared(table)
-        wanted = values_of(values)
-        if None in wanted:
-            return []
-        index = access.table.indexes[number]
-        view.database.cover(access.table, index, wanted)
-        looked_up = wanted if len(wanted) > 1 else wanted[0]
-        rows = [
-            row
-            for key in view.index_keys(access, index, wanted)
-            if (row := view.row(access, key)) is not None and index.value_of(row) == looked_up
-        ]
-        if access.by_key:
-            rows = view.in_partition(access, rows)
-        return rows if matches is None else [row for row in rows if matches(row, values)]
-
-    return find
-
-
-# ---- projecting
-
-
-def _project(target: _Target, nodes: Sequence[exp.Expression], row_class: Any) -> tuple[Project | None, list[Code]]:
-    """The function that makes a result row (None: the stored row is the result), and its columns' codes."""
-    codes: list[Code] = []
-    for node in nodes:
-        codes += _columns(target, node)
-    if [code.text for code in codes] == [f"row[{i}]" for i in range(len(target.schema.columns))] and (
-        row_class._fields == target.schema.row._fields
-    ):
-        return None, codes
-    target.compiler.namespace["Result"] = row_class
-    text = "".join(f"{code.text}, " for code in codes)
-    return target.compiler.function(f"new_tuple(Result, ({text}))"), codes
-
-
-def _columns(target: _Target, node: exp.Expression) -> list[Code]:
-    star = node.this if isinstance(node, exp.Column) else node
-    if isinstance(star, exp.Star):
-        if any(star.args.values()):
-            raise NotCompilable
-        qualifier = node.table if isinstance(node, exp.Column) else ""
-        return [
-            target.scope.find(exp.column(exp.to_identifier(column.name), table=qualifier or None))
-            for column in target.schema.columns
-        ]
-    code = target.compiler.value(node)
-    if code.family == "param":
-        raise NotCompilable
-    return [code]
-
-
-def _order_all(codes: Sequence[Code]) -> Callable[[Any], Any]:
-    """Sort key of ORDER BY ALL: column by column, NULL last, NaN above every number."""
-    parts = []
-    for place, code in enumerate(codes):
-        if code.family in _UNSORTABLE:
-            raise NotCompilable
-        nan = f"r[{place}] != r[{place}], " if code.family in {"float", "single"} else ""
-        parts.append(f"r[{place}] is None, {nan}r[{place}]")
-    order: Callable[[Any], Any] = eval(f"lambda r: ({', '.join(parts)},)")  # noqa: S307
-    return order
-
-
 # ---- changing
 
 
@@ -230,7 +94,7 @@ def compile_update(parsed: Parsed, returning: Any, fold: Fold) -> Compiled:
         texts[place] = _assigned_value(target, node.expression, place)
     compiler.namespace["Stored"] = schema.row
     renew = compiler.function(f"new_tuple(Stored, ({', '.join(texts)},))", "row, p, view")
-    find, path = _find(target, tree.args.get("where"))
+    find, path = find_rows(target, tree.args.get("where"))
     project = _returning(target, tree, returning)
     name, key_of = schema.name, schema.key_of
 
@@ -252,7 +116,7 @@ def compile_update(parsed: Parsed, returning: Any, fold: Fold) -> Compiled:
 
 def compile_delete(parsed: Parsed, returning: Any, fold: Fold) -> Compiled:
     target = _change_target(parsed, fold, {"this", "where", "returning"})
-    find, path = _find(target, parsed.tree.args.get("where"))
+    find, path = find_rows(target, parsed.tree.args.get("where"))
     project = _returning(target, parsed.tree, returning)
     name, key_of = target.schema.name, target.schema.key_of
 
@@ -268,13 +132,13 @@ def compile_delete(parsed: Parsed, returning: Any, fold: Fold) -> Compiled:
     return Compiled(run, path)
 
 
-def _change_target(parsed: Parsed, fold: Fold, parts: set[str]) -> _Target:
+def _change_target(parsed: Parsed, fold: Fold, parts: set[str]) -> Target:
     table = target_table(parsed.tree)
-    if parsed.target is None or parsed.tables or parsed.relations or _decorated(table):
+    if parsed.target is None or parsed.tables or parsed.relations or is_decorated(table):
         raise NotCompilable
     if any(value for key, value in parsed.tree.args.items() if key not in parts):
         raise NotCompilable
-    return _Target(parsed, table, parsed.target, fold)
+    return Target(parsed, table, parsed.target, fold)
 
 
 def _affected(rows: Sequence[Row], project: Project | None, values: tuple[Any, ...]) -> Rows:
@@ -283,11 +147,11 @@ def _affected(rows: Sequence[Row], project: Project | None, values: tuple[Any, .
     return Rows([project(row, values) for row in rows])
 
 
-def _returning(target: _Target, tree: exp.Expression, row_class: Any) -> Project | None:
+def _returning(target: Target, tree: exp.Expression, row_class: Any) -> Project | None:
     clause = tree.args.get("returning")
     if clause is None:
         return None
-    project, _ = _project(target, clause.expressions, row_class)
+    project, _ = project_rows(target, clause.expressions, row_class)
     return project or (lambda row, values: row)
 
 
@@ -298,7 +162,7 @@ def _assigned_place(schema: TableSchema, node: exp.Expression) -> int:
     return place_of(schema, node.this.name)
 
 
-def _assigned_value(target: _Target, node: exp.Expression, place: int) -> str:
+def _assigned_value(target: Target, node: exp.Expression, place: int) -> str:
     column = target.schema.columns[place]
     if is_default(node):
         return f"view.default({target.compiler.constant(column)})" if column.default is not None else "None"
@@ -312,9 +176,14 @@ def compile_insert(parsed: Parsed, returning: Any, fold: Fold) -> Compiled:
     """INSERT … VALUES; ``conflict`` may be ON CONFLICT with expressions that compile."""
     tree = parsed.tree
     source = tree.args.get("expression")
-    if not isinstance(source, exp.Values) or tree.args.get("with_") or tree.args.get("by_name") or parsed.target is None:
+    if (
+        not isinstance(source, exp.Values)
+        or tree.args.get("with_")
+        or tree.args.get("by_name")
+        or parsed.target is None
+    ):
         raise NotCompilable
-    target = _Target(parsed, target_table(tree), parsed.target, fold)
+    target = Target(parsed, target_table(tree), parsed.target, fold)
     make = _values_rows(target, tree, source)
     conflict = compiled_conflict(parsed, fold)
     project = _returning(target, tree, returning)
@@ -327,7 +196,9 @@ def compile_insert(parsed: Parsed, returning: Any, fold: Fold) -> Compiled:
     if len(source.expressions) == 1:
         if conflict is None:
             return Compiled(_insert_one(name, make, project), "values")
-        if not any(i.unique for i in target.schema.indexes) and conflict.columns <= frozenset(target.schema.primary_key):
+        if not any(i.unique for i in target.schema.indexes) and conflict.columns <= frozenset(
+            target.schema.primary_key
+        ):
             return Compiled(_upsert_one(target.schema, make, conflict, project), "values")
     return Compiled(run, "values")
 
@@ -362,7 +233,7 @@ def _upsert_one(schema: TableSchema, make: Any, conflict: OnConflict, project: P
     return run
 
 
-def _values_rows(target: _Target, tree: exp.Expression, source: exp.Values) -> Any:
+def _values_rows(target: Target, tree: exp.Expression, source: exp.Values) -> Any:
     """The function that makes all rows of VALUES from the parameters, as stored rows."""
     schema, compiler = target.schema, target.compiler
     compiler.scope = Scope()

@@ -9,7 +9,8 @@ from sqlglot import exp
 
 from tidegate.storage.assignments import insert_places, place_of
 from tidegate.storage.changes import OnConflict
-from tidegate.storage.expressions import Compiler, Fold, NotCompilable, Scope, conjuncts
+from tidegate.storage.codes import Fold, NotCompilable, Scope, conjuncts
+from tidegate.storage.expressions import Compiler
 from tidegate.storage.parsing import Parsed, target_table
 from tidegate.storage.schema import Row
 from tidegate.storage.view import View
@@ -35,7 +36,10 @@ class Clause:
             self.assignments = _replace_all(parsed)
 
     def _read(self, clause: exp.Expression) -> None:
-        names = [key.this.name if isinstance(key, exp.Ordered) else key.name for key in clause.args.get("conflict_keys") or []]
+        names = [
+            key.this.name if isinstance(key, exp.Ordered) else key.name
+            for key in clause.args.get("conflict_keys") or []
+        ]
         self.columns = frozenset(self.schema.columns[place_of(self.schema, name)].name for name in names)
         self.updates = "UPDATE" in str(clause.args.get("action") or "").upper()
         self.where = clause.args.get("where")

@@ -10,8 +10,9 @@ from sqlglot import exp
 
 from tidegate.errors import ConstraintError, StatementError
 from tidegate.storage.base import arrow_table, tupled
+from tidegate.storage.codes import Fold, NotCompilable, Scope
 from tidegate.storage.draws import draw
-from tidegate.storage.expressions import Compiler, Fold, NotCompilable, Scope
+from tidegate.storage.expressions import Compiler
 from tidegate.storage.parameters import to_duckdb
 from tidegate.storage.parsing import parse_expression
 from tidegate.storage.schema import Check, Column, Row, TableSchema
@@ -53,7 +54,8 @@ class Checks:
                 refused = self._ask(check, rows, session())
             if refused is not None:
                 raise ConstraintError(
-                    f"{self.schema.name} has CHECK ({check.expression}), which is false for {tuple(refused)!r}",
+                    f"{self.schema.name} has CHECK ({check.expression}), "
+                    f"which is false for {tuple(refused)!r}",
                     relation=self.schema.name,
                     constraint="CHECK",
                     key=self.schema.key_of(refused),
@@ -73,7 +75,8 @@ class Checks:
             found = session.cursor.execute(sql).fetchall()[0]
         except duckdb.Error as error:
             raise StatementError(
-                f"CHECK ({check.expression}) of {self.schema.name}: {str(error).splitlines()[0]}", sql=check.expression
+                f"CHECK ({check.expression}) of {self.schema.name}: {str(error).splitlines()[0]}",
+                sql=check.expression,
             ) from None
         return None if found[0] is None else rows[found[0]]
 
@@ -113,7 +116,10 @@ def prepare_default(column: Column, session: Session) -> Default:
         return lambda view: draw(view, draws[0])
     if draws:
         return lambda view: _evaluate(
-            view.database.session(), sql, {f"p{i}": to_duckdb(draw(view, kind)) for i, kind in enumerate(draws)}, column
+            view.database.session(),
+            sql,
+            {f"p{i}": to_duckdb(draw(view, kind)) for i, kind in enumerate(draws)},
+            column,
         )
     value = _evaluate(session, sql, {}, column)
     return lambda view: value

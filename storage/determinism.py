@@ -1,20 +1,23 @@
 """Making a query's answer independent of the physical order of rows.
 
-Merges rewrite tables, so that the order in which DuckDB scans rows is an accident. Three things would let it show, and
-are rewritten here:
+Merges rewrite tables, so that the order in which DuckDB scans rows is an accident. Three things would let it
+show, and are rewritten here:
 
-- the order of the result: no ORDER BY becomes ORDER BY ALL, and an ORDER BY is completed by all output columns;
+- the order of the result: no ORDER BY becomes ORDER BY ALL, and an ORDER BY is completed by all output
+  columns;
 - LIMIT and DISTINCT ON, which pick rows by order: completed likewise, in subqueries too;
-- aggregates whose answer depends on the order of their input (sums of floating-point numbers, first, list, ...): they
+- aggregates whose answer depends on the order of their input (sums of floating-point numbers, first, list,
+  ...): they
   are given ORDER BY their own arguments.
 
-Ties inside window functions (``row_number() OVER (ORDER BY x)`` with equal x), and ORDER BY with LIMIT over ``*`` in
-a subquery that can't be bound on its own, remain the author's business.
+Ties inside window functions (``row_number() OVER (ORDER BY x)`` with equal x), and ORDER BY with LIMIT over
+``*`` in a subquery that can't be bound on its own, remain the author's business.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from sqlglot import exp
 
@@ -24,13 +27,13 @@ from tidegate.storage.parsing import function_name
 Width = Callable[[exp.Expression], int | None]
 
 _SENSITIVE = {
-    "any_value", "approx_quantile", "approx_top_k", "arbitrary", "arg_max", "arg_max_null", "arg_min", "arg_min_null",
-    "argmax", "argmin", "array_agg", "avg", "corr", "covar_pop", "covar_samp", "entropy", "favg", "first", "fsum",
-    "group_concat", "histogram_exact", "json_group_array", "json_group_object", "json_group_structure", "kahan_sum",
-    "kurtosis", "kurtosis_pop", "last", "list", "listagg", "max_by", "mean", "min_by", "mode", "product", "regr_avgx",
-    "regr_avgy", "regr_intercept", "regr_r2", "regr_slope", "regr_sxx", "regr_sxy", "regr_syy", "reservoir_quantile",
-    "sem", "skewness", "stddev", "stddev_pop", "stddev_samp", "string_agg", "sum", "sumkahan", "var_pop", "var_samp",
-    "variance",
+    "any_value", "approx_quantile", "approx_top_k", "arbitrary", "arg_max", "arg_max_null", "arg_min",
+    "arg_min_null", "argmax", "argmin", "array_agg", "avg", "corr", "covar_pop", "covar_samp", "entropy",
+    "favg", "first", "fsum", "group_concat", "histogram_exact", "json_group_array", "json_group_object",
+    "json_group_structure", "kahan_sum", "kurtosis", "kurtosis_pop", "last", "list", "listagg", "max_by",
+    "mean", "min_by", "mode", "product", "regr_avgx", "regr_avgy", "regr_intercept", "regr_r2",
+    "regr_slope", "regr_sxx", "regr_sxy", "regr_syy", "reservoir_quantile", "sem", "skewness", "stddev",
+    "stddev_pop", "stddev_samp", "string_agg", "sum", "sumkahan", "var_pop", "var_samp", "variance",
 }  # fmt: skip
 _SUMS = {"sum", "avg", "mean"}
 _EXACT = {"integer", "boolean"}
@@ -44,7 +47,8 @@ def stabilize(tree: exp.Expression, families: Mapping[str, set[str]], width: Wid
     for node in list(tree.find_all(exp.Anonymous)):
         if function_name(node) in _SENSITIVE and node.expressions:
             _order_aggregate(node, families)
-    for query in list(tree.find_all(exp.Query)):
+    queries: list[Any] = list(tree.find_all(exp.Query))
+    for query in queries:
         if query is not tree and _picks_by_order(query):
             _order_query(query, width)
     if not isinstance(tree, (exp.Select, exp.SetOperation)):
@@ -55,7 +59,9 @@ def stabilize(tree: exp.Expression, families: Mapping[str, set[str]], width: Wid
 
 def _as_subquery(tree: exp.Expression) -> exp.Expression:
     if isinstance(tree, exp.Values):
-        return exp.Subquery(this=exp.select("*").from_(tree), alias=exp.TableAlias(this=exp.to_identifier("q")))
+        return exp.Subquery(
+            this=exp.select("*").from_(tree), alias=exp.TableAlias(this=exp.to_identifier("q"))
+        )
     return tree if isinstance(tree, exp.Subquery) else exp.Subquery(this=tree)
 
 
@@ -86,7 +92,9 @@ def _order_aggregate(node: exp.Anonymous, families: Mapping[str, set[str]]) -> N
     arguments = _arguments(node)
     if function_name(node) in _SUMS and all(_is_exact(argument, families) for argument in arguments):
         return
-    ties = [exp.Ordered(this=a.copy(), nulls_first=False) for a in arguments if not isinstance(a, exp.Literal)]
+    ties = [
+        exp.Ordered(this=a.copy(), nulls_first=False) for a in arguments if not isinstance(a, exp.Literal)
+    ]
     last = node.expressions[-1]
     if isinstance(last, exp.Order):
         for tie in ties:

@@ -1,14 +1,14 @@
 """Scalar SQL expressions as Python source, for statements that address rows directly.
 
-Only what has exactly DuckDB's meaning is compiled; everything else raises :class:`NotCompilable` and is left to
-DuckDB. The generated code reads ``row`` (the row at hand), ``new`` (the row that ON CONFLICT calls ``excluded``) and
-``p`` (the parameters).
+Only what has exactly DuckDB's meaning is compiled; everything else raises :class:`NotCompilable` and is left
+to DuckDB. The generated code reads ``row`` (the row at hand), ``new`` (the row that ON CONFLICT calls
+``excluded``) and ``p`` (the parameters).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,12 +16,10 @@ from sqlglot import exp
 
 from tidegate.errors import DeclarationError
 from tidegate.storage import semantics
+from tidegate.storage.codes import Code, Fold, NotCompilable, Scope, column_code, is_constant
 from tidegate.storage.parsing import function_name
 from tidegate.storage.schema import Column, Relation
 from tidegate.storage.types import ColumnType, column_type
-
-# evaluates a constant SQL expression: its value and its type, or raises NotCompilable
-Fold = Callable[[str], tuple[Any, str]]
 
 COMPARABLE = {"integer", "decimal", "text", "boolean", "timestamp", "date", "time", "uuid", "blob", "float"}
 _INT32 = (-(2**31), 2**31 - 1)
@@ -36,58 +34,6 @@ _COMPARISONS: dict[type[exp.Expression], tuple[str, bool]] = {
 _SIGNS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<="}
 _ARITHMETIC: dict[type[exp.Expression], str] = {exp.Add: "add", exp.Sub: "sub", exp.Mul: "mul"}
 DRAWN = {"now": "timestamp", "today": "date", "time": "time", "random": "float", "uuid": "uuid"}
-
-
-class NotCompilable(Exception):
-    """This expression is left to DuckDB."""
-
-
-@dataclass(frozen=True)
-class Code:
-    """A Python expression and the SQL type of its value.
-
-    ``family`` is that of :mod:`tidegate.storage.types`, or ``null`` (a bare NULL), ``param`` (a parameter whose type
-    its place decides) or ``string`` (a quoted literal, which takes the type of what it stands beside). ``bounds`` is
-    the range of an integer type; a literal has none, it adapts to the column it meets.
-    """
-
-    text: str
-    family: str
-    nullable: bool = False
-    bounds: tuple[int, int] | None = None
-    sql: str | None = None
-    literal: str = ""
-
-
-class Scope:
-    """The columns an expression may name, as code."""
-
-    def __init__(self) -> None:
-        self._columns: dict[tuple[str, str], Code] = {}
-
-    def add(self, relation: Relation, alias: str, variable: str, bare: bool = True) -> Scope:
-        """Columns of ``relation`` read from ``variable``, named with the qualifier ``alias`` or, if ``bare``, without."""
-        for place, column in enumerate(relation.columns):
-            code = column_code(column, f"{variable}[{place}]")
-            self._columns[alias.lower(), column.name.lower()] = code
-            if bare:
-                self._columns["", column.name.lower()] = code
-        return self
-
-    def find(self, node: exp.Column) -> Code:
-        if node.args.get("db") or (node.table, node.name) == ("", ""):
-            raise NotCompilable
-        code = self._columns.get((node.table.lower(), node.name.lower()))
-        if code is None:
-            raise NotCompilable
-        return code
-
-
-def column_code(column: Column, text: str) -> Code:
-    kind = column.type
-    family = "single" if kind.sql == "FLOAT" else kind.family
-    bounds = (kind.low, kind.high) if family == "integer" else None
-    return Code(text, family, column.nullable, bounds, kind.sql)
 
 
 class Compiler:
@@ -106,7 +52,7 @@ class Compiler:
 
     def function(self, body: str, arguments: str = "row, p") -> Any:
         """The function that evaluates ``body``."""
-        return eval(f"lambda {arguments}: {body}", self.namespace)  # noqa: S307
+        return eval(f"lambda {arguments}: {body}", self.namespace)
 
     def constant(self, value: Any) -> str:
         name = f"c{len(self.namespace)}"
@@ -118,10 +64,15 @@ class Compiler:
         codes = [self.value(condition) for condition in conditions]
         if any(code.family != "boolean" for code in codes):
             raise NotCompilable
-        return " and ".join(f"({code.text}) is True" if code.nullable else f"({code.text})" for code in codes) or "True"
+        return (
+            " and ".join(f"({code.text}) is True" if code.nullable else f"({code.text})" for code in codes)
+            or "True"
+        )
 
     def assigned(self, node: exp.Expression, column: Column, relation: Relation) -> str:
-        """``node`` as a value for ``column``, in its stored form; a bare parameter is checked like any row's value."""
+        """``node`` as a value for ``column``, in its stored form; a bare parameter is checked like any row's
+        value.
+        """
         if is_constant(node):
             return self._fold(f"CAST({node.sql('duckdb')} AS {column.type.sql})", column.type).text
         code = self.value(node)
@@ -130,7 +81,9 @@ class Compiler:
             return f"{self.constant(partial(relation.check_value, column))}({code.text})"
         if code.family == target.family and code.sql == target.sql:
             return code.text
-        if code.family == target.family or (code.family == "integer" and target.family in {"float", "decimal"}):
+        if code.family == target.family or (
+            code.family == "integer" and target.family in {"float", "decimal"}
+        ):
             if target.sql == "FLOAT" or target.family in {"list", "json", "interval"}:
                 raise NotCompilable
             return f"{self.constant(semantics.guarded(target.coerce))}({code.text})"
@@ -142,7 +95,7 @@ class Compiler:
         (_, code), family = self._same([subject, self.value(other)])
         if code.family not in {family, "null"} or family != column.type.family or family == "float":
             raise NotCompilable
-        return f"{self.constant(_exact_part(column.type))}({code.text})"
+        return f"{self.constant(semantics.exact_part(column.type))}({code.text})"
 
     # ---- expressions
 
@@ -162,7 +115,9 @@ class Compiler:
             left, right = (node.expression, node.this) if swapped else (node.this, node.expression)
             return self._compare(name, left, right)
         if type(node) in _ARITHMETIC:
-            return self._arithmetic(_ARITHMETIC[type(node)], self.value(node.this), self.value(node.expression))
+            return self._arithmetic(
+                _ARITHMETIC[type(node)], self.value(node.this), self.value(node.expression)
+            )
         method = getattr(self, f"_{type(node).__name__.lower()}", None)
         if method is None:
             raise NotCompilable
@@ -220,7 +175,12 @@ class Compiler:
             return Code(self._fold_decimal(code.text), "decimal")
         if code.family == "integer" and family == "float":
             return Code(f"as_float({code.text})", "float", code.nullable)
-        if code.family == "decimal" and family == "float" and not code.nullable and code.text in self.namespace:
+        if (
+            code.family == "decimal"
+            and family == "float"
+            and not code.nullable
+            and code.text in self.namespace
+        ):
             return self._fold(f"CAST({self.namespace[code.text]} AS DOUBLE)", column_type("DOUBLE"))
         raise NotCompilable
 
@@ -309,7 +269,12 @@ class Compiler:
         return Code(f"and_({low.text}, {high.text})", "boolean", low.nullable or high.nullable)
 
     def _in(self, node: exp.In) -> Code:
-        if node.args.get("query") or node.args.get("unnest") or node.args.get("field") or not node.expressions:
+        if (
+            node.args.get("query")
+            or node.args.get("unnest")
+            or node.args.get("field")
+            or not node.expressions
+        ):
             raise NotCompilable
         values = [self.value(item) for item in node.expressions]
         (subject, *items), _ = self._same([self.value(node.this), *values])
@@ -379,46 +344,3 @@ def _result_bounds(a: Code, b: Code) -> tuple[int, int]:
     if len({low < 0 for low, _ in known}) > 1:
         raise NotCompilable
     return min(low for low, _ in known), max(high for _, high in known)
-
-
-def is_constant(node: exp.Expression) -> bool:
-    """Does this have the same value always? (Calls are not looked into: they might be aggregates.)"""
-    return not any(node.find_all(exp.Column, exp.Placeholder, exp.Query, exp.Star, exp.Anonymous))
-
-
-def conjuncts(node: exp.Expression | None) -> list[exp.Expression]:
-    """The conditions that AND joins at the top of a WHERE."""
-    if node is None:
-        return []
-    if isinstance(node, exp.Where):
-        return conjuncts(node.this)
-    if isinstance(node, exp.Paren):
-        return conjuncts(node.this)
-    if isinstance(node, exp.And):
-        return [*conjuncts(node.this), *conjuncts(node.expression)]
-    return [node]
-
-
-def _exact_part(kind: ColumnType) -> Callable[[Any], Any]:
-    """Stored values that equal a given one: itself, or none that we can look up."""
-    coerce, low, high = kind.coerce, kind.low, kind.high
-
-    def integer_part(value: Any) -> Any:
-        if value is None or low <= value <= high:
-            return value
-        raise semantics.Fallback
-
-    def other_part(value: Any) -> Any:
-        if value is None:
-            return None
-        try:
-            stored = coerce(value)
-        except (ValueError, TypeError, OverflowError):
-            raise semantics.Fallback from None
-        if stored != value:
-            raise semantics.Fallback
-        return stored
-
-    if kind.family == "integer":
-        return integer_part
-    return other_part if kind.family in {"decimal", "timestamp"} else lambda value: value

@@ -4,9 +4,10 @@ A table's name in a query stands for
 
     base rows whose key is not in the overlay  ∪  overlay rows
 
-where the overlay is the committed rows above the base that the execution sees, under its own writes. It travels to
-DuckDB as one Arrow table (each costs a query about a millisecond); a deleted row is one whose ``tg:gone`` is true.
-The committed part is kept on the table and used again until something is committed or merged.
+where the overlay is the committed rows above the base that the execution sees, under its own writes. It
+travels to DuckDB as one Arrow table (each costs a query about a millisecond); a deleted row is one whose
+``tg:gone`` is true. The committed part is kept on the table and used again until something is committed or
+merged.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ class _Committed(NamedTuple):
 
 
 def table_source(view: View, session: Session, access: Access, partition: str) -> tuple[str, tuple[Any, ...]]:
-    """SQL for the rows of one table as ``view`` sees them, and the values of its parameters ``$<partition>_<n>``."""
+    """SQL for the rows of one table as ``view`` sees them, and the values of its parameters
+    ``$<partition>_<n>``.
+    """
     schema = access.table.schema
     overlay = _overlay(schema, _committed(view, access), view.writes.get(schema.name))
     if overlay is not None:
@@ -64,7 +67,9 @@ def table_source(view: View, session: Session, access: Access, partition: str) -
     return _source(schema, overlay is not None, partition if access.by_key else ""), values
 
 
-def _overlay(schema: TableSchema, committed: _Committed, written: dict[Key, Row | None] | None) -> pa.Table | None:
+def _overlay(
+    schema: TableSchema, committed: _Committed, written: dict[Key, Row | None] | None
+) -> pa.Table | None:
     """Committed rows, those written over left out, and the written ones."""
     if not written:
         return committed.arrow
@@ -82,7 +87,9 @@ def _overlay(schema: TableSchema, committed: _Committed, written: dict[Key, Row 
 
 def relation_source(session: Session, relation: Relation, rows: Any) -> str:
     """SQL for the rows of a batch, stream or window."""
-    arrow = rows if isinstance(rows, pa.Table) else arrow_table(relation, rows) if len(rows) else _empty(relation)
+    arrow = (
+        rows if isinstance(rows, pa.Table) else arrow_table(relation, rows) if len(rows) else _empty(relation)
+    )
     session.show(f"tg_r:{relation.name}", arrow)
     return _relation(relation)
 
@@ -104,7 +111,8 @@ def _source(schema: TableSchema, overlaid: bool, partition: str) -> str:
     if overlaid:
         changed = quote(f"tg_o:{schema.name}")
         same = " AND ".join(
-            f"b.{quote(name)} = CAST(o.{quote(name)} AS {schema.column(name).type.sql})" for name in schema.primary_key
+            f"b.{quote(name)} = CAST(o.{quote(name)} AS {schema.column(name).type.sql})"
+            for name in schema.primary_key
         )
         text += f" ANTI JOIN {changed} AS o ON {same}"
         text += f" UNION ALL SELECT {_casts('o', schema)} FROM {changed} AS o WHERE NOT o.{quote(GONE)}"
@@ -116,7 +124,8 @@ def _source(schema: TableSchema, overlaid: bool, partition: str) -> str:
 
 def _casts(alias: str, relation: Relation) -> str:
     return ", ".join(
-        f"CAST({alias}.{quote(column.name)} AS {column.type.sql}) AS {quote(column.name)}" for column in relation.columns
+        f"CAST({alias}.{quote(column.name)} AS {column.type.sql}) AS {quote(column.name)}"
+        for column in relation.columns
     )
 
 
@@ -124,7 +133,9 @@ def _committed(view: View, access: Access) -> _Committed:
     """The committed rows above the base that ``view`` sees, deletions included."""
     table = access.table
     cached: _Committed | None = table.overlay
-    changes = table.changes  # read before the rows: a commit in between makes this overlay a stale one, not a wrong one
+    changes = (
+        table.changes
+    )  # read before the rows: a commit in between makes this overlay a stale one, not a wrong one
     if cached is not None and cached.changes == changes and _sees_all(view, access, cached):
         return cached
     keys = list(table.overlay_keys())

@@ -16,7 +16,8 @@ from tidegate.errors import StatementError
 class Parameters:
     """Which parameters a statement takes; turns what a caller gives into one tuple in the statement's order.
 
-    Those of a SQLAlchemy statement go by place and by name, and have ``defaults``: the values bound when it was built.
+    Those of a SQLAlchemy statement go by place and by name, and have ``defaults``: the values bound when it
+    was built.
     """
 
     def __init__(
@@ -35,7 +36,8 @@ class Parameters:
             return self._by_name(given)
         if isinstance(given, (str, bytes)) or not isinstance(given, Sequence):
             raise StatementError(
-                f"parameters must be a sequence or a mapping, got {type(given).__name__}: {given!r}\n  {self.sql}",
+                f"parameters must be a sequence or a mapping, got {type(given).__name__}: {given!r}\n"
+                f"  {self.sql}",
                 sql=self.sql,
             )
         if len(given) != len(self._wanted) or (given and not self.positional):
@@ -64,7 +66,9 @@ class Parameters:
 
 
 def number_parameters(tree: exp.Expression, sql: str) -> tuple[list[str], bool]:
-    """Rename every placeholder of ``tree`` to ``$p<place>``; returns the user's names and whether they are places."""
+    """Rename every placeholder of ``tree`` to ``$p<place>``; returns the user's names and whether they are
+    places.
+    """
     names: list[str] = []
     anonymous = numbered = named = 0
     for node in list(tree.find_all(exp.Placeholder, bfs=False)):

@@ -1,6 +1,8 @@
-"""From SQL text to a tree whose tables are known: one statement, of a kind and with functions that may run here.
+"""From SQL text to a tree whose tables are known: one statement, of a kind and with functions that may run
+here.
 
-DuckDB decides what is valid (it parses and binds the text in the scratch database); sqlglot gives us the tree.
+DuckDB decides what is valid (it parses and binds the text in the scratch database); sqlglot gives us the
+tree.
 """
 
 from __future__ import annotations
@@ -19,19 +21,21 @@ from tidegate.storage.ddl import Scratch
 from tidegate.storage.parameters import Parameters, number_parameters
 from tidegate.storage.schema import Relation, TableSchema
 
+_DuckDBParser: Any = DuckDB.Parser
+
 
 class _Verbatim(DuckDB):
     """DuckDB's dialect with function calls left as they are.
 
-    sqlglot's own reading of them is made for translating between databases, and changes some on the way (``log2(x)``
-    comes back as ``log(2, x)``, ``left(s, -1)`` as ``''``).
+    sqlglot's own reading of them is made for translating between databases, and changes some on the way
+    (``log2(x)`` comes back as ``log(2, x)``, ``left(s, -1)`` as ``''``).
     """
 
-    class Parser(DuckDB.Parser):  # type: ignore[misc, name-defined]
+    class Parser(_DuckDBParser):  # type: ignore[misc]
         FUNCTIONS: ClassVar[dict[str, Any]] = {}
         FUNCTION_PARSERS: ClassVar[dict[str, Any]] = {
             name: parser
-            for name, parser in DuckDB.Parser.FUNCTION_PARSERS.items()
+            for name, parser in _DuckDBParser.FUNCTION_PARSERS.items()
             if name in {"CAST", "TRY_CAST", "EXTRACT", "TRIM", "SUBSTRING", "OVERLAY"}
         }
 
@@ -76,11 +80,12 @@ _MOMENT_NODES: dict[type[exp.Expression], str] = {
 TABLE_FUNCTIONS = {"range", "generate_series", "unnest", "repeat", "json_each", "json_tree"}
 REFUSED_FUNCTIONS = {
     "getenv", "current_setting", "getvariable", "nextval", "currval", "setval", "setseed", "txid_current",
-    "current_transaction_id", "current_query", "current_query_id", "current_connection_id", "write_log", "sleep_ms",
-    "uuidv7", "current_user", "session_user", "user", "version", "in_search_path", "current_schemas", "stats",
-    "vector_type", "current_database", "current_schema", "now", "today", "random", "uuid", "gen_random_uuid", "uuidv4",
-    "get_current_timestamp", "transaction_timestamp", "get_current_time", "current_date", "current_localtimestamp",
-    "current_localtime", "read_text", "read_blob", "query", "query_table",
+    "current_transaction_id", "current_query", "current_query_id", "current_connection_id", "write_log",
+    "sleep_ms", "uuidv7", "current_user", "session_user", "user", "version", "in_search_path",
+    "current_schemas", "stats", "vector_type", "current_database", "current_schema", "now", "today",
+    "random", "uuid", "gen_random_uuid", "uuidv4", "get_current_timestamp", "transaction_timestamp",
+    "get_current_time", "current_date", "current_localtimestamp", "current_localtime", "read_text",
+    "read_blob", "query", "query_table",
 }  # fmt: skip
 
 
@@ -108,7 +113,9 @@ class Parsed:
 def parse(
     statement: Any, tables: Mapping[str, TableSchema], relations: Mapping[str, Relation], scratch: Scratch
 ) -> Parsed:
-    sql, core_names, defaults = (statement, None, None) if isinstance(statement, str) else _from_core(statement)
+    sql, core_names, defaults = (
+        (statement, None, None) if isinstance(statement, str) else _from_core(statement)
+    )
     kind = _kind(sql, scratch.connection)
     tree = _tree(sql)
     _refuse_shapes(tree, kind, sql)
@@ -143,7 +150,7 @@ def _from_core(statement: Any) -> tuple[str, list[str] | None, dict[str, Any] | 
 
     if not isinstance(statement, ClauseElement):
         raise StatementError(f"a statement is SQL text or SQLAlchemy Core, got {type(statement).__name__}")
-    dialect = postgresql.dialect(paramstyle="numeric_dollar")
+    dialect = postgresql.dialect(paramstyle="numeric_dollar")  # type: ignore[no-untyped-call]
     dialect.bind_typing = BindTyping.NONE
     compiled: Any = statement.compile(dialect=dialect, compile_kwargs={"render_postcompile": True})
     names = list(compiled.positiontup or [])
@@ -158,7 +165,9 @@ def _kind(sql: str, connection: duckdb.DuckDBPyConnection) -> str:
     except duckdb.Error as error:
         raise StatementError(f"{error}\n  {sql}", sql=sql) from None
     if len(statements) != 1:
-        raise StatementError(f"expected one statement, got {len(statements)}: {sql!r}; prepare each on its own", sql=sql)
+        raise StatementError(
+            f"expected one statement, got {len(statements)}: {sql!r}; prepare each on its own", sql=sql
+        )
     found = str(statements[0].type).rpartition(".")[2]
     if found not in KINDS:
         remedy = (
@@ -167,7 +176,8 @@ def _kind(sql: str, connection: duckdb.DuckDBPyConnection) -> str:
             else "declare tables in the app; change the engine's settings where it is opened"
         )
         raise StatementError(
-            f"{found.replace('_', ' ')} can't run in a procedure (only SELECT, INSERT, UPDATE, DELETE): {remedy}\n  {sql}",
+            f"{found.replace('_', ' ')} can't run in a procedure (only SELECT, INSERT, UPDATE, DELETE): "
+            f"{remedy}\n  {sql}",
             sql=sql,
         )
     return KINDS[found]
@@ -236,23 +246,29 @@ def _refuse_shapes(tree: exp.Expression, kind: str, sql: str) -> None:
     }
     if not isinstance(tree, expected[kind]):
         raise StatementError(
-            f"this form of {kind.upper()} can't run in a procedure; write it as a plain {kind.upper()}: {sql}", sql=sql
+            f"this form of {kind.upper()} can't run in a procedure; write a plain {kind.upper()}\n  {sql}",
+            sql=sql,
         )
     for node in tree.find_all(exp.DML, exp.Merge, exp.TableSample, exp.IgnoreNulls):
         if isinstance(node, exp.TableSample):
-            raise StatementError(f"a sample is not deterministic; choose rows by a predicate instead: {sql}", sql=sql)
+            raise StatementError(
+                f"a sample is not deterministic; choose rows by a predicate instead: {sql}", sql=sql
+            )
         if isinstance(node, exp.IgnoreNulls):
             if node.find_ancestor(exp.Window) is None:
                 raise StatementError(f"write any_value(x) instead of first(x IGNORE NULLS): {sql}", sql=sql)
             continue
         if node is not tree:
-            raise StatementError(f"one statement changes one table: move the inner {node.key.upper()} out: {sql}", sql=sql)
+            raise StatementError(
+                f"one statement changes one table: move the inner {node.key.upper()} out: {sql}", sql=sql
+            )
 
 
 def _replace_moments(tree: exp.Expression, first: int) -> tuple[str, ...]:
     """Put a placeholder for every ``now()``, ``random()``, ``uuid()``...: one draw per place in the text."""
     draws: list[str] = []
-    for node in list(tree.find_all(exp.Func, bfs=False)):
+    calls: list[Any] = list(tree.find_all(exp.Func, bfs=False))
+    for node in calls:
         kind = _MOMENT_NODES.get(type(node))
         if kind is None and not node.expressions:
             kind = _MOMENTS.get(function_name(node))
@@ -269,7 +285,7 @@ def _target(
         return None
     table = target_table(tree)
     _refuse_qualified(table, sql)
-    schema = _by_name(tables, table.name)
+    schema: TableSchema | None = _by_name(tables, table.name)
     if schema is None:
         stream = _by_name(relations, table.name)
         what = "a stream or window; emit to streams with txn.emit" if stream else "no table of the app"
@@ -284,7 +300,9 @@ def target_table(tree: exp.Expression) -> exp.Table:
     return target
 
 
-def _resolve_tables(parsed: Parsed, tables: Mapping[str, TableSchema], relations: Mapping[str, Relation]) -> None:
+def _resolve_tables(
+    parsed: Parsed, tables: Mapping[str, TableSchema], relations: Mapping[str, Relation]
+) -> None:
     """Find every table and relation read, and rename it to what the overlay will define (``"tg:name"``)."""
     target = target_table(parsed.tree) if parsed.target else None
     for node in list(parsed.tree.find_all(exp.Table)):
@@ -308,7 +326,9 @@ def _resolve_tables(parsed: Parsed, tables: Mapping[str, TableSchema], relations
 
 
 def rename(node: exp.Table, name: str) -> None:
-    """Point a table reference at ``"tg:name"``; columns may still be qualified by the name that was written."""
+    """Point a table reference at ``"tg:name"``; columns may still be qualified by the name that was
+    written.
+    """
     if not node.alias:
         node.set("alias", exp.TableAlias(this=exp.to_identifier(node.name, quoted=True)))
     node.set("this", exp.to_identifier(f"tg:{name}", quoted=True))
@@ -317,7 +337,8 @@ def rename(node: exp.Table, name: str) -> None:
 def _refuse_qualified(table: exp.Table, sql: str) -> None:
     if table.args.get("db") or table.args.get("catalog"):
         raise StatementError(
-            f"{table.sql('duckdb')}: only the app's own tables and streams, by their plain names, can be used\n  {sql}",
+            f"{table.sql('duckdb')}: only the app's own tables and streams can be used, by plain names\n"
+            f"  {sql}",
             sql=sql,
         )
 
@@ -331,7 +352,7 @@ def _by_name(known: Mapping[str, Any], name: str) -> Any:
 def _is_cte(table: exp.Table) -> bool:
     """Does the name refer to a WITH entry visible here? (An entry does not see itself unless RECURSIVE.)"""
     name = table.name.lower()
-    node: exp.Expression = table
+    node: Any = table
     while (parent := node.parent) is not None:
         if isinstance(parent, exp.With):
             entries = parent.expressions

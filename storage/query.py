@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import duckdb
@@ -21,6 +22,7 @@ from tidegate.storage.schema import Relation, Row, TableSchema
 from tidegate.storage.view import View
 
 Extra = Mapping[str, tuple[Relation, Sequence[Row]]]
+_NONE: Extra = MappingProxyType({})
 
 
 class Query:
@@ -56,7 +58,11 @@ class Query:
             for column in relation.columns:
                 found.setdefault(column.name.lower(), set()).add(column.type.family)
         for node in tree.find_all(exp.Alias, exp.TableAlias):
-            names = [node.alias] if isinstance(node, exp.Alias) else [c.name for c in node.args.get("columns") or []]
+            names = (
+                [node.alias]
+                if isinstance(node, exp.Alias)
+                else [c.name for c in node.args.get("columns") or []]
+            )
             for name in names:
                 found.setdefault(name.lower(), set()).add("?")
         return found
@@ -66,7 +72,9 @@ class Query:
         for node in list(bare.find_all(exp.Placeholder)):
             node.replace(exp.Null())
         try:
-            described = self._scratch.execute(f"{self._empty_tables()}SELECT * FROM ({bare.sql('duckdb')}) LIMIT 0")
+            described = self._scratch.execute(
+                f"{self._empty_tables()}SELECT * FROM ({bare.sql('duckdb')}) LIMIT 0"
+            )
             return len(described.description)
         except duckdb.Error:
             stars = any(e.find(exp.Star, exp.Anonymous) for e in query.expressions)
@@ -106,7 +114,7 @@ class Query:
 
     # ---- running
 
-    def rows(self, view: View, values: Sequence[Any], extra: Extra = {}) -> list[tuple[Any, ...]]:  # noqa: B006
+    def rows(self, view: View, values: Sequence[Any], extra: Extra = _NONE) -> list[tuple[Any, ...]]:
         """The answer as plain tuples."""
         description, rows = self._run(view, values, extra, _fetch_rows)
         lists = [i for i, column in enumerate(description or ()) if str(column[1]).endswith("]")]
@@ -151,7 +159,9 @@ class Query:
             entries.append(f"{quote('tg:' + name)} AS NOT MATERIALIZED ({source})")
         for name in self.relations:
             relation, rows = extra.get(name) or view.rows_of(name)
-            entries.append(f"{quote('tg:' + name)} AS NOT MATERIALIZED ({relation_source(session, relation, rows)})")
+            entries.append(
+                f"{quote('tg:' + name)} AS NOT MATERIALIZED ({relation_source(session, relation, rows)})"
+            )
         entries += self._ctes
         return (f"{self._with}{', '.join(entries)} " if entries else "") + self._body, given
 

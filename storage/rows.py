@@ -9,7 +9,9 @@ from tidegate.errors import StatementError
 
 
 class Rows(list[Any]):
-    """The rows of a result, as named tuples. ``count``: how many were returned or, without RETURNING, affected."""
+    """The rows of a result, as named tuples. ``count``: how many were returned or, without RETURNING,
+    affected.
+    """
 
     __slots__ = ("count",)
 

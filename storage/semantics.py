@@ -1,7 +1,8 @@
 """DuckDB's arithmetic, comparison and three-valued logic on Python values, for compiled expressions.
 
-Each function either gives exactly DuckDB's answer or raises :class:`Fallback`, and then the statement is run by DuckDB
-itself: an overflow, a division by zero or a parameter of an unexpected type is answered (or refused) there.
+Each function either gives exactly DuckDB's answer or raises :class:`Fallback`, and then the statement is run
+by DuckDB itself: an overflow, a division by zero or a parameter of an unexpected type is answered (or
+refused) there.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from math import isfinite
 from typing import Any
 
 import numpy as np
+
+from tidegate.storage.types import ColumnType
 
 _EXACT = Context(prec=200)
 _SAFE = 10**18  # decimals of up to 18 digits never overflow in DuckDB, whatever their declared width
@@ -95,6 +98,31 @@ def guarded(coerce: Callable[[Any], Any]) -> Callable[[Any], Any]:
             raise Fallback from None
 
     return cast
+
+
+def exact_part(kind: ColumnType) -> Callable[[Any], Any]:
+    """Stored values that equal a given one: itself, or none that we can look up."""
+    coerce, low, high = kind.coerce, kind.low, kind.high
+
+    def integer_part(value: Any) -> Any:
+        if value is None or low <= value <= high:
+            return value
+        raise Fallback
+
+    def other_part(value: Any) -> Any:
+        if value is None:
+            return None
+        try:
+            stored = coerce(value)
+        except (ValueError, TypeError, OverflowError):
+            raise Fallback from None
+        if stored != value:
+            raise Fallback
+        return stored
+
+    if kind.family == "integer":
+        return integer_part
+    return other_part if kind.family in {"decimal", "timestamp"} else lambda value: value
 
 
 # ---- logic

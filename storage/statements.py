@@ -1,10 +1,12 @@
 """Prepared statements: SQL in procedures, bound when the app is declared, run on the view of one execution.
 
-A statement that addresses rows by key, by index or by VALUES runs as row access (:mod:`~tidegate.storage.compiled`);
-the others run in DuckDB over the base and its overlays (:mod:`~tidegate.storage.query`,
-:mod:`~tidegate.storage.dml`). Both give the same answer, and both are deterministic:
+A statement that addresses rows by key, by index or by VALUES runs as row access
+(:mod:`~tidegate.storage.compiled`); the others run in DuckDB over the base and its overlays
+(:mod:`~tidegate.storage.query`, :mod:`~tidegate.storage.dml`). Both give the same answer, and both are
+deterministic:
 
-- ``now()``, ``current_date``, ``random()``, ``uuid()`` … are the transaction's: one draw for each place where the
+- ``now()``, ``current_date``, ``random()``, ``uuid()`` … are the transaction's: one draw for each place
+  where the
   text calls them, per execution of the statement (a DEFAULT draws for each row);
 - rows come in the order of ORDER BY, ties and unordered results in the order of the output columns
   (:mod:`~tidegate.storage.determinism` says what remains the author's business).
@@ -23,11 +25,11 @@ from tidegate.errors import StatementError
 from tidegate.storage import compiled as row_access
 from tidegate.storage import dml
 from tidegate.storage.assignments import insert_places, place_of
+from tidegate.storage.codes import Fold, NotCompilable
 from tidegate.storage.compiled import Compiled
 from tidegate.storage.constraints import folding
 from tidegate.storage.ddl import Scratch
 from tidegate.storage.draws import draw_all
-from tidegate.storage.expressions import Fold, NotCompilable
 from tidegate.storage.parsing import Parsed, parse, target_table
 from tidegate.storage.query import Query
 from tidegate.storage.rows import Rows
@@ -48,7 +50,9 @@ def prepare(
     *,
     _compile: bool = True,
 ) -> Statement:
-    """Parse, bind and compile one statement (SQL text or SQLAlchemy Core). ``_compile=False``: DuckDB only."""
+    """Parse, bind and compile one statement (SQL text or SQLAlchemy Core). ``_compile=False``: DuckDB
+    only.
+    """
     return Statement(parse(sql, tables, relations, scratch), scratch, _compile)
 
 
@@ -62,7 +66,9 @@ class Statement:
         self.reads = frozenset(parsed.tables) | (self.writes if _reads_target(parsed) else frozenset())
         self.relations = frozenset(parsed.relations)
         self._parameters = parsed.parameters
-        self._count = parsed.parameters.count if not parsed.parameters.defaults and parsed.parameters.positional else -1
+        self._count = (
+            parsed.parameters.count if not parsed.parameters.defaults and parsed.parameters.positional else -1
+        )
         self._draws = parsed.draws
         self._assigned = _assigned_parameters(parsed)
         self._names = _result_names(parsed, scratch)
@@ -109,7 +115,9 @@ class Statement:
         """The answer of a SELECT as an Arrow table."""
         if self._query is None:
             raise StatementError(f"only a SELECT has an Arrow answer: {self.sql}", sql=self.sql)
-        return self._query.arrow(view, self._parameters.bind(parameters) + draw_all(view, self._draws), self._names)
+        return self._query.arrow(
+            view, self._parameters.bind(parameters) + draw_all(view, self._draws), self._names
+        )
 
     def explain(self) -> str:
         """How the statement runs, for people."""
@@ -162,7 +170,10 @@ def _assigned_parameters(parsed: Parsed) -> list[tuple[int, TableSchema, Column]
             nodes = item.expressions if isinstance(item, exp.Tuple) else [item]
             pairs += zip(places, nodes, strict=True)
     conflict = tree.args.get("conflict")
-    for node in [*(tree.expressions if parsed.kind == "update" else ()), *(conflict.expressions if conflict else ())]:
+    for node in [
+        *(tree.expressions if parsed.kind == "update" else ()),
+        *(conflict.expressions if conflict else ()),
+    ]:
         if isinstance(node, exp.EQ) and isinstance(node.this, exp.Column):
             pairs.append((place_of(schema, node.this.name), node.expression))
     return [

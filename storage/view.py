@@ -279,12 +279,7 @@ class View:
         for other in self.index_keys(access, index, values):
             row = self.row(access, other)
             if other != key and row is not None and index.value_of(row) == value:
-                schema = access.table.schema
-                raise ConstraintError(
-                    f"{schema.name} is UNIQUE on ({', '.join(index.columns)}): {value!r} is taken by key {other!r}, "
-                    f"wanted for key {key!r}",
-                    relation=schema.name, constraint="UNIQUE", key=key, value=value,
-                )
+                raise taken_value(access.table.schema, index, value, other, key)
 
     def default(self, column: Column) -> Any:
         """The value of a column's DEFAULT, evaluated in this execution."""
@@ -356,6 +351,14 @@ def duplicate_key(schema: TableSchema, key: Key) -> ConstraintError:
         f"{schema.name} already has a row with {', '.join(schema.primary_key)} = {key!r}; "
         f"use upsert to replace it or update to change it",
         relation=schema.name, constraint="PRIMARY KEY", key=key,
+    )
+
+
+def taken_value(schema: TableSchema, index: SecondaryIndex, value: Any, owner: Key, key: Key) -> ConstraintError:
+    return ConstraintError(
+        f"{schema.name} is UNIQUE on ({', '.join(index.columns)}): {value!r} is taken by key {owner!r}, "
+        f"wanted for key {key!r}",
+        relation=schema.name, constraint="UNIQUE", key=key, value=value,
     )
 
 

@@ -24,8 +24,8 @@ def test_blocks_run_as_one_script(page: Path, tmp_path: Path, monkeypatch: pytes
     text = page.read_text()
     scope: dict[str, object] = {"__name__": "__main__"}
     for block in BLOCK.finditer(text):
-        line = text.count("\n", 0, block.start(1))
-        code = compile("\n" * line + block[1], str(page), "exec")  # so that a traceback names the line of the page
+        above = "\n" * text.count("\n", 0, block.start(1))  # so that a traceback names the line of the page
+        code = compile(above + block[1], str(page), "exec")
         exec(code, scope)
 
 

@@ -40,7 +40,7 @@ from tidegate.txn.program import UnitProgram
 from tidegate.txn.runtime import Runtime
 from tidegate.txn.scheduler import Scheduler
 from tidegate.txn.ticket import Ticket
-from tidegate.views import query
+from tidegate.views import Merge, query
 
 FEED_AHEAD = 1_000  # rows read ahead by feed(), whose keys are fetched together
 
@@ -121,9 +121,7 @@ class Engine:
         if self.directory is not None and opened is not None:
             meta, notes = self.directory.sound_base(opened.merges, opened.oldest)
             check_schemas(self.app, meta)
-        self.database = Database(
-            self.app.tables.values(), None if self.directory is None else self.directory.base, self.config.cached_rows
-        )
+        self.database = self._open_database(None if self.directory is None else self.directory.base)
         self.runtime = Runtime(self.app, self.graph, self.database)
         locks = LowWaterMarks() if self.config.locking == "low_water_mark" else TwoPhaseLocks()
         self.scheduler = Scheduler(self.graph, locks)
@@ -134,9 +132,12 @@ class Engine:
             self.recovery = recover(self, opened, int(meta.get("lsn", 0)), notes, accept_changed, progress)
             self.durable = self.journal.log = begin_log(self, opened, max(opened.merges, int(meta.get("merge", 0))))
         self.database.concurrent = self.config.executor == "threads" or self.directory is not None
-        self.merger = Merger(self)
+        self.merger: Merger = Merger(self)
         self.executor = self._make_executor()
         self.executor.wake()
+
+    def _open_database(self, path: Path | None) -> Database:
+        return Database(self.app.tables.values(), path, self.config.cached_rows)
 
     def _make_executor(self) -> Executor:
         parts = (self.runtime, self.scheduler, self.journal, self.clock, self.lock)
@@ -460,6 +461,11 @@ class Engine:
                     if column in relation.index_of and self.app.streams[stream].border:
                         plan.setdefault(stream, []).append((table, relation.index_of[column]))
         return plan
+
+    @property
+    def merges(self) -> list[Merge]:
+        """The merges of this opening."""
+        return self.merger.done
 
     @property
     def closed(self) -> bool:

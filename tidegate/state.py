@@ -94,15 +94,6 @@ def restore(engine: Engine, meta: Mapping[str, Any]) -> None:
     """Bring a freshly opened engine to the state that was saved with its base; nothing to do for a new one."""
     if not meta:
         return
-    if meta["format"] > FORMAT:
-        raise TidegateError(
-            f"{engine.database.base.path} was written by a newer tidegate (format {meta['format']}, this one knows "
-            f"{FORMAT}); upgrade tidegate to open it",
-        )
-    if meta["app"] != engine.app.name:
-        raise TidegateError(
-            f"{engine.database.base.path} belongs to app {meta['app']!r}, not {engine.app.name!r}; open it with the right app"
-        )
     engine.sequence = meta["sequence"]
     engine.offsets.update({source: from_json(offset) for source, offset in meta["offsets"].items()})
     engine.outbox.restore(meta["subscriptions"])
@@ -132,6 +123,13 @@ def check_schemas(app: App, meta: Mapping[str, Any]) -> None:
 
     Safe: a new table, a new procedure, nullable columns added at the end of a table.
     """
+    if meta and meta["format"] > FORMAT:
+        raise RecoveryRefused(
+            f"the directory was written by a newer tidegate (format {meta['format']}, this one knows {FORMAT}); upgrade "
+            f"tidegate to open it"
+        )
+    if meta and meta["app"] != app.name:
+        raise RecoveryRefused(f"the directory belongs to app {meta['app']!r}, not {app.name!r}; open it with the right app")
     for name, stored in meta.get("schemas", {}).items():
         schema = app.tables.get(name)
         if schema is None:
@@ -151,7 +149,9 @@ def check_schemas(app: App, meta: Mapping[str, Any]) -> None:
 
 
 def _told(columns: list[list[Any]]) -> str:
-    return ", ".join(" ".join([c[0], *map(str, c[1:])]) if c[0] == "PRIMARY KEY" else f"{c[0]} {c[1]}" for c in columns)
+    *plain, (_, *key) = columns
+    told = [f"{name} {kind}" + ("" if nullable else " NOT NULL") for name, kind, nullable in plain]
+    return ", ".join([*told, f"PRIMARY KEY ({', '.join(key)})"])
 
 
 def _restore_windows(engine: Engine, windows: list[Any]) -> None:
@@ -168,6 +168,13 @@ def _restore_windows(engine: Engine, windows: list[Any]) -> None:
 def _restore_unfinished(engine: Engine, saved: Mapping[str, Any]) -> None:
     scheduler = engine.scheduler
     units = {unit.name: unit for unit in engine.graph.units}
+    for e in saved["executions"]:
+        if e["unit"] not in units or not set(e["inputs"]) <= set(engine.app.streams):
+            raise TidegateError(
+                f"{engine.database.base.path}: {e['unit']} still waits with batch {e['batch_id']}, but the app has no such "
+                f"procedure or nested transaction on {', '.join(e['inputs'])} any more; declare it as it was, let it finish, "
+                f"then take it out"
+            )
     with engine.lock:
         readmitted = []
         for e in saved["executions"]:

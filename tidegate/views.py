@@ -71,7 +71,7 @@ def _streams(engine: Engine) -> Iterable[tuple[Any, ...]]:
     waiting = [e for e in engine.scheduler.waiting()]
     for stream in engine.app.streams.values():
         border = engine.borders.get(stream.name)
-        for key, sequence in border.sequences.items() if border is not None else [(None, None)]:
+        for key, sequence in (border.sequences.items() if border is not None else ()) or [(None, None)]:
             queued = sum(1 for e in waiting if stream.name in e.unit.inputs and (border is None or e.key == key))
             yield (stream.name, stream.border, stream.key, _text(key), None if sequence is None else sequence.last, queued)
 

@@ -23,7 +23,7 @@ from tidegate.testing.order import Mode, OrderViolation, Report, Setting, run_on
 
 THREADS_EVERY = 5  # seeds between two runs with real threads
 SERIAL_EVERY = 4
-REOPEN_EVERY = 40  # … and between two on disk, closed and reopened on the way
+REOPEN_EVERY = 50  # … and between two on disk, closed and reopened on the way
 CHUNK = 50
 SHRINK_S = 20.0
 
@@ -165,8 +165,9 @@ def run_case(case: Case, executor: Mode, inputs: Sequence[Input] | None = None, 
 
 
 def _reopen(engine: Engine) -> Engine:
+    assert engine.directory is not None
     engine.close()
-    return Engine(engine.app, engine.database.base.path.parent, engine.config, engine.clock)  # type: ignore[union-attr]
+    return Engine(engine.app, engine.directory.path, engine.config, engine.clock)
 
 
 def modes(seed: int, threads: bool) -> list[Mode]:

@@ -26,6 +26,7 @@ from tidegate.txn.transaction import Transaction
 
 STUCK_AFTER_S = 20.0
 RESUMES = 8
+REOPENS = 3
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,7 @@ class SeededDriver:
         self._merges = merges
         self._depth = depth
         self._reopen = reopen
+        self._reopens = REOPENS if reopen is not None else 0
         self._repair = repair
         self._inputs: deque[Input] = deque()
         self._decisions: dict[tuple[str, Any], deque[Push]] = {}
@@ -187,7 +189,7 @@ class SeededDriver:
             return True
         elif chance > 0.995 and self._expire():
             return True
-        elif chance > 0.94 and self._reopen is not None and not self._depth_now and self._reopened():
+        elif chance > 0.98 and self._reopens and not self._depth_now and self._reopened():
             return True
         choices: list[Callable[[], None]] = [self._admit] if self._inputs else []
         if self.engine.scheduler.halted and chance < 0.3:
@@ -340,6 +342,7 @@ class SeededDriver:
     def _reopened(self) -> bool:
         """Close and open again; what had begun begins again. Not while a call is open: its caller would be gone."""
         assert self._reopen is not None
+        self._reopens -= 1
         if any(e.batch_id is None for e in self.engine.scheduler.live.values()):
             return False
         self._tell("close and reopen")

@@ -138,7 +138,8 @@ def encode(record: Record) -> bytes:
 
 def decode(body: bytes) -> Any_:
     """The record in a frame's body."""
-    return _decoder.decode(body)
+    record: Any_ = _decoder.decode(body)
+    return record
 
 
 EPOCH = dt.datetime(1970, 1, 1)

@@ -300,7 +300,7 @@ def test_a_ctrl_c_while_feeding_keeps_what_was_fed(open_engine: Make, flow: Flow
     assert table(engine) == [(0, "x"), (1, "x"), (2, "x")]
     resumed = True
     engine.resume()
-    assert len(table(engine)) == 4
+    assert [n for n, _ in table(engine)] == [0, 1, 2, 3, 4, 5], "rows were accepted by the chunk, so none is lost"
 
 
 def test_the_journal_logs_halts_and_dead_letters(

@@ -1,8 +1,10 @@
-"""The important one: every statement gives the same answer compiled, in DuckDB over overlays, and in plain DuckDB.
+"""The important one: every statement gives the same answer compiled, in DuckDB over overlays, and in plain
+DuckDB.
 
-Random tables (types, keys, constraints), random rows spread over the base, the versions above it and the write set,
-random statements. Three runs of each statement: compiled to row access, forced through DuckDB, and executed by a plain
-DuckDB on a real table with the real constraints. Results, contents afterwards and whether it fails must agree.
+Random tables (types, keys, constraints), random rows spread over the base, the versions above it and the
+write set, random statements. Three runs of each statement: compiled to row access, forced through DuckDB,
+and executed by a plain DuckDB on a real table with the real constraints. Results, contents afterwards and
+whether it fails must agree.
 """
 
 from __future__ import annotations
@@ -14,9 +16,9 @@ from decimal import Decimal
 from typing import Any
 
 import duckdb
-from stores import Store
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from stores import Store
 
 from tidegate.errors import TidegateError
 
@@ -28,13 +30,17 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "UINTEGER": st.sampled_from([0, 1, 2, 2**32 - 1]),
     "DOUBLE": st.sampled_from([0.0, 1.0, -1.5, 0.1, 1e300, math.inf, math.nan]),
     "FLOAT": st.sampled_from([0.0, 1.5, -2.25]),
-    "DECIMAL(9,2)": st.sampled_from([Decimal("0.00"), Decimal("1.50"), Decimal("-3.25"), Decimal("9999999.99")]),
+    "DECIMAL(9,2)": st.sampled_from(
+        [Decimal("0.00"), Decimal("1.50"), Decimal("-3.25"), Decimal("9999999.99")]
+    ),
     "VARCHAR": st.sampled_from(["", "a", "b", "B", "é", "a'b", "10"]),
     "BOOLEAN": st.booleans(),
     "TIMESTAMP": st.sampled_from([dt.datetime(2020, 1, 1), dt.datetime(2021, 6, 1, 12, 30, 0, 7)]),
     "DATE": st.sampled_from([dt.date(2020, 1, 1), dt.date(1969, 12, 31)]),
     "TIME": st.sampled_from([dt.time(0, 0), dt.time(23, 59, 59, 999999)]),
-    "INTERVAL": st.sampled_from([dt.timedelta(0), dt.timedelta(days=1, seconds=5), dt.timedelta(microseconds=-1)]),
+    "INTERVAL": st.sampled_from(
+        [dt.timedelta(0), dt.timedelta(days=1, seconds=5), dt.timedelta(microseconds=-1)]
+    ),
     "BLOB": st.sampled_from([b"", b"\x00\xff", b"abc"]),
     "JSON": st.sampled_from(['{"a":1}', "[1,2]", "null", '"x"']),
     "INTEGER[]": st.sampled_from([(), (1, 2), (3, None)]),
@@ -92,7 +98,9 @@ def tables(draw: Any) -> Table:
         parts.append(f"CHECK ({draw(st.sampled_from(numbers))} {draw(st.sampled_from(['<>', '>=', '<']))} 3)")
     if draw(st.integers(0, 3)) == 0:
         parts.append("CHECK (length(k::VARCHAR) < 20)")
-    ddl = f"CREATE TABLE t ({', '.join(parts)})" + (f"; CREATE INDEX by_index ON t ({index})" if index else "")
+    ddl = f"CREATE TABLE t ({', '.join(parts)})" + (
+        f"; CREATE INDEX by_index ON t ({index})" if index else ""
+    )
     return Table(ddl, columns, key, unique, index, nullable)
 
 
@@ -142,12 +150,18 @@ def scalars(draw: Any, table: Table, name: str, alias: str = "") -> tuple[str, l
     shape = draw(st.integers(0, 5))
     text, given = draw(operands(table, name))
     if shape <= 1 and kind in NUMERIC:
-        return f"{column} {draw(st.sampled_from(['+', '-', '*']))} {draw(st.sampled_from(LITERALS[kind]))}", []
+        return (
+            f"{column} {draw(st.sampled_from(['+', '-', '*']))} {draw(st.sampled_from(LITERALS[kind]))}",
+            [],
+        )
     if shape == 2 and kind in COMPARED and kind != "FLOAT":
         literal = draw(st.sampled_from(LITERALS[kind]))
         return f"COALESCE({column}, {literal})", []
     if shape == 3 and kind in COMPARED and kind != "FLOAT":
-        return f"CASE WHEN {column} IS NULL THEN {column} ELSE {draw(st.sampled_from(LITERALS[kind]))} END", []
+        return (
+            f"CASE WHEN {column} IS NULL THEN {column} ELSE {draw(st.sampled_from(LITERALS[kind]))} END",
+            [],
+        )
     if shape == 4:
         return column, []
     return text, given
@@ -182,7 +196,11 @@ def selects(draw: Any, table: Table) -> tuple[str, list[Any]]:
         name = draw(st.sampled_from(list(table.columns)))
         return f"SELECT {name}, count(*) AS n FROM t AS x WHERE {where} GROUP BY {name}", given
     if shape == 3:
-        return f"SELECT x.k, y.k FROM t AS x JOIN t AS y ON x.k = y.k WHERE x.k IN (SELECT k FROM t WHERE {where})", given
+        return (
+            f"SELECT x.k, y.k FROM t AS x JOIN t AS y ON x.k = y.k "
+            f"WHERE x.k IN (SELECT k FROM t WHERE {where})",
+            given,
+        )
     name = draw(st.sampled_from(list(table.columns)))
     text, more = draw(scalars(table, name))
     return f"SELECT k, {text} AS value FROM t WHERE {where}", more + given
@@ -190,7 +208,9 @@ def selects(draw: Any, table: Table) -> tuple[str, list[Any]]:
 
 @st.composite
 def updates(draw: Any, table: Table) -> tuple[str, list[Any]]:
-    names = draw(st.lists(st.sampled_from([n for n in table.columns if n not in table.key]), min_size=1, unique=True))
+    names = draw(
+        st.lists(st.sampled_from([n for n in table.columns if n not in table.key]), min_size=1, unique=True)
+    )
     sets, given = [], []
     for name in names:
         text, more = draw(scalars(table, name))
@@ -214,7 +234,9 @@ def inserts(draw: Any, table: Table) -> tuple[str, list[Any]]:
     for _ in range(draw(st.integers(1, 3))):
         cells = []
         for name in names:
-            if shape in {1, 2} and name in table.key:  # a NULL key is refused here, but ignored by DuckDB at times
+            if (
+                shape in {1, 2} and name in table.key
+            ):  # a NULL key is refused here, but ignored by DuckDB at times
                 text, more = "?", [draw(value(table, name))]
             else:
                 text, more = ("DEFAULT", []) if draw(st.integers(0, 9)) == 0 else draw(operands(table, name))
@@ -248,11 +270,15 @@ def scenarios(draw: Any) -> tuple[Table, list[list[tuple[Any, ...]]], list[tuple
     return table, layers, draw(st.lists(statement, min_size=1, max_size=4))
 
 
-def outcome(run: Any) -> tuple[str, Any]:
+def outcome(run: Any, *arguments: Any) -> tuple[str, Any]:
     try:
-        return "rows", comparable(run())
+        return "rows", comparable(run(*arguments))
     except (TidegateError, duckdb.Error) as error:
         return "failed", str(error)
+
+
+def upsert(view: Any, row: Any) -> list[Any]:
+    return [view.upsert("t", row)]
 
 
 def comparable(rows: Any) -> list[Any]:
@@ -303,7 +329,7 @@ def compare_paths(scenario: Any) -> None:
             for depth, rows in enumerate(layers):
                 view = store.view()
                 for row in rows:
-                    outcome(lambda view=view, row=row: [view.upsert("t", row)])
+                    outcome(upsert, view, row)
                 if depth < 2:
                     store.commit(view)
                 if depth == 0:
@@ -312,16 +338,18 @@ def compare_paths(scenario: Any) -> None:
         plain.load(views[0].scan("t"))
         for sql, given_values in statements:
             results = [
-                outcome(lambda s=store, v=view, c=compiled: s.run(sql, tuple(given_values), v, compiled=c))
+                outcome(store.run, sql, tuple(given_values), view, compiled)
                 for store, view, compiled in zip(stores, views, (True, False), strict=True)
             ]
-            results.append(outcome(lambda: plain.run(sql, given_values)))
+            results.append(outcome(plain.run, sql, given_values))
             kinds = {kind for kind, _ in results}
             assert len(kinds) == 1, (table.ddl, sql, given_values, results)
             if kinds == {"failed"}:
                 continue
             assert results[0] == results[1] == results[2], (table.ddl, sql, given_values)
-            contents = [comparable(view.scan("t")) for view in views] + [comparable(plain.run("SELECT * FROM t", []))]
+            contents = [comparable(view.scan("t")) for view in views] + [
+                comparable(plain.run("SELECT * FROM t", []))
+            ]
             assert contents[0] == contents[1] == contents[2], (table.ddl, sql, given_values)
     finally:
         for store in stores:

@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """Queries over base ∪ overlay: at old positions, in one partition, under a merge, in any physical order."""
 
 from __future__ import annotations
@@ -44,7 +45,11 @@ def test_an_old_position_reads_its_own_state_after_a_merge(store: Store) -> None
     store.run("INSERT INTO t (k, v) VALUES (1, 1), (2, 10)")
     store.merge()
     old = store.view(position=5)
-    for position, sql in ((6, "UPDATE t SET v = 7 WHERE k = 1"), (7, "DELETE FROM t WHERE k = 2"), (8, "INSERT INTO t VALUES (3, 0, 0)")):
+    for position, sql in (
+        (6, "UPDATE t SET v = 7 WHERE k = 1"),
+        (7, "DELETE FROM t WHERE k = 2"),
+        (8, "INSERT INTO t VALUES (3, 0, 0)"),
+    ):
         view = store.view(position=position)
         store.run(sql, view=view)
         store.commit(view, keep_older=True)
@@ -124,7 +129,9 @@ def test_answers_do_not_depend_on_the_physical_order_of_rows(sql: str) -> None:
 
 
 def test_a_reader_under_a_merge_sees_every_row_once(store: Store) -> None:
-    """A merge moves rows from memory to the base; readers in another thread must never see one twice or not at all."""
+    """A merge moves rows from memory to the base; readers in another thread must never see one twice or not
+    at all.
+    """
     store.database.concurrent = True
     view = store.view()
     for k in range(50):
@@ -156,7 +163,9 @@ def test_a_reader_under_a_merge_sees_every_row_once(store: Store) -> None:
 
 
 def test_a_table_too_large_for_memory() -> None:
-    store = Store("CREATE TABLE t (k INTEGER PRIMARY KEY, v INTEGER UNIQUE); CREATE INDEX by_v ON t (v)", cached_rows=10)
+    store = Store(
+        "CREATE TABLE t (k INTEGER PRIMARY KEY, v INTEGER UNIQUE); CREATE INDEX by_v ON t (v)", cached_rows=10
+    )
     store.run("INSERT INTO t SELECT i, i * 2 FROM range(100) r(i)")
     store.merge()
     assert not store.database.tables["t"].complete

@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """Types, schemas and DDL: what is accepted, in which form it is stored, and what the errors name."""
 
 from __future__ import annotations
@@ -32,7 +33,11 @@ MOMENT = dt.datetime(2020, 1, 2, 3, 4, 5, 6)
         ("DECIMAL(9,2)", 3, Decimal("3.00")),
         ("VARCHAR", "é", "é"),
         ("BOOLEAN", np.bool_(True), True),
-        ("TIMESTAMP", MOMENT.replace(tzinfo=dt.timezone(dt.timedelta(hours=2))), MOMENT - dt.timedelta(hours=2)),
+        (
+            "TIMESTAMP",
+            MOMENT.replace(tzinfo=dt.timezone(dt.timedelta(hours=2))),
+            MOMENT - dt.timedelta(hours=2),
+        ),
         ("TIMESTAMP", np.datetime64("2020-01-02T03:04:05.000006"), MOMENT),
         ("INTERVAL", np.timedelta64(5, "s"), dt.timedelta(seconds=5)),
         ("BLOB", bytearray(b"x"), b"x"),
@@ -131,7 +136,13 @@ def test_a_sqlalchemy_table() -> None:
         sa.UniqueConstraint("s"), sa.CheckConstraint("m > 0"),
     )  # fmt: skip
     schema = Scratch().define_table(from_sqlalchemy(table))
-    assert [column.type.sql for column in schema.columns] == ["INTEGER", "VARCHAR", "TIMESTAMP", "DECIMAL(9,2)", "BLOB"]
+    assert [column.type.sql for column in schema.columns] == [
+        "INTEGER",
+        "VARCHAR",
+        "TIMESTAMP",
+        "DECIMAL(9,2)",
+        "BLOB",
+    ]
     assert (len(schema.checks), [index.columns for index in schema.indexes]) == (1, [("s",)])
     assert schema.columns[1].default == "'x'"
 

@@ -1,4 +1,7 @@
-"""Prepared statements: what is accepted, which path they take, what they return, and that they are all or nothing."""
+# ruff: noqa: E501
+"""Prepared statements: what is accepted, which path they take, what they return, and that they are all or
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import sqlalchemy as sa
-from stores import NOW, Store
 from sqlalchemy.dialects import postgresql
+from stores import NOW, Store
 
 from tidegate.errors import AccessError, ConstraintError, DataError, StatementError
 from tidegate.storage.view import Access
@@ -21,7 +24,9 @@ BOTH = pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "duck
 
 @pytest.fixture(autouse=True)
 def some_votes(votes: Store) -> None:
-    votes.run("INSERT INTO votes (phone, contestant, n, weight) VALUES (1, 1, 5, 0.5), (2, 1, 0, NULL), (3, 2, 9, 1.5)")
+    votes.run(
+        "INSERT INTO votes (phone, contestant, n, weight) VALUES (1, 1, 5, 0.5), (2, 1, 0, NULL), (3, 2, 9, 1.5)"
+    )
 
 
 # ---- paths
@@ -39,7 +44,10 @@ def some_votes(votes: Store) -> None:
         ("UPDATE votes SET n = n + 1 WHERE contestant = ? RETURNING phone", "index"),
         ("DELETE FROM votes WHERE phone = $1", "primary key"),
         ("INSERT INTO votes (phone, contestant) VALUES (?, ?), (?, 2)", "values"),
-        ("INSERT INTO votes (phone, contestant) VALUES (?, ?) ON CONFLICT (phone) DO UPDATE SET n = votes.n + 1", "values"),
+        (
+            "INSERT INTO votes (phone, contestant) VALUES (?, ?) ON CONFLICT (phone) DO UPDATE SET n = votes.n + 1",
+            "values",
+        ),
         ("SELECT * FROM votes WHERE n > 3", "duckdb"),
         ("SELECT sum(n) FROM votes", "duckdb"),
         ("UPDATE votes SET phone = phone + 1 WHERE phone = 1", "duckdb"),
@@ -126,7 +134,9 @@ def test_wrong_names_say_what_was_expected(votes: Store) -> None:
 
 
 @BOTH
-def test_a_value_of_another_type_is_left_to_duckdb_in_conditions_and_refused_in_rows(votes: Store, compiled: bool) -> None:
+def test_a_value_of_another_type_is_left_to_duckdb_in_conditions_and_refused_in_rows(
+    votes: Store, compiled: bool
+) -> None:
     assert votes.run("SELECT n FROM votes WHERE phone = ?", ("1",), compiled=compiled).scalar() == 5
     assert votes.run("SELECT n FROM votes WHERE phone = ?", (1.5,), compiled=compiled) == []
     assert votes.run("SELECT n FROM votes WHERE phone = ?", (2**70,), compiled=compiled) == []
@@ -143,7 +153,9 @@ def test_sqlalchemy_core(votes: Store) -> None:
     assert votes.prepare(select).path == "primary key"
     assert votes.run(select, {"who": 1}).scalar() == 5
     upsert = postgresql.insert(table).values(phone=1, contestant=2, n=0)
-    upsert = upsert.on_conflict_do_update(index_elements=["phone"], set_={"n": table.c.n + upsert.excluded.contestant})
+    upsert = upsert.on_conflict_do_update(
+        index_elements=["phone"], set_={"n": table.c.n + upsert.excluded.contestant}
+    )
     assert votes.prepare(upsert).path == "values"
     votes.run(upsert)
     assert votes.run(select, {"who": 1}).scalar() == 7
@@ -222,8 +234,16 @@ def test_upsert(votes: Store, compiled: bool) -> None:
         "ON CONFLICT (phone) DO UPDATE SET n = votes.n + excluded.n WHERE votes.n > 0 RETURNING phone, n, contestant"
     )
     assert [tuple(row) for row in votes.run(sql, compiled=compiled)] == [(1, 105, 1), (9, 100, 7)]
-    assert votes.run("INSERT INTO votes (phone, contestant) VALUES (1, 1) ON CONFLICT DO NOTHING", compiled=compiled).count == 0
-    assert votes.run("INSERT INTO votes (phone, contestant, name) VALUES (50, 1, 'a')", compiled=compiled).count == 1
+    assert (
+        votes.run(
+            "INSERT INTO votes (phone, contestant) VALUES (1, 1) ON CONFLICT DO NOTHING", compiled=compiled
+        ).count
+        == 0
+    )
+    assert (
+        votes.run("INSERT INTO votes (phone, contestant, name) VALUES (50, 1, 'a')", compiled=compiled).count
+        == 1
+    )
     clash = "INSERT INTO votes (phone, contestant, name) VALUES (51, 1, 'a') ON CONFLICT (name) DO UPDATE SET n = 77"
     votes.run(clash, compiled=compiled)
     assert votes.view().get("votes", 50).n == 77
@@ -250,7 +270,9 @@ def test_dml_with_other_relations(votes: Store) -> None:
         view=view,
     )
     assert [tuple(row) for row in updated] == [(1, 5), (3, 8)]
-    deleted = votes.run("DELETE FROM votes USING batch b WHERE b.phone = votes.phone RETURNING phone", view=view)
+    deleted = votes.run(
+        "DELETE FROM votes USING batch b WHERE b.phone = votes.phone RETURNING phone", view=view
+    )
     assert [row.phone for row in deleted] == [1, 3]
     with pytest.raises(AccessError, match="none of its inputs"):
         votes.run("SELECT count(*) FROM batch", view=votes.view())
@@ -262,7 +284,9 @@ def test_now_random_and_uuid_are_the_transactions(votes: Store, compiled: bool) 
     first, again = (votes.run(sql, view=votes.view(position=50), compiled=compiled) for _ in range(2))
     assert first == again
     assert first[0].at_time == NOW
-    drawn = votes.run("SELECT uuid() AS a, uuid() AS b, current_date AS c", view=votes.view(), compiled=compiled).one()
+    drawn = votes.run(
+        "SELECT uuid() AS a, uuid() AS b, current_date AS c", view=votes.view(), compiled=compiled
+    ).one()
     assert isinstance(drawn.a, uuid.UUID)
     assert drawn.a != drawn.b
     assert drawn.c == NOW.date()

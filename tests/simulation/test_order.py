@@ -1,0 +1,146 @@
+"""The contract: whatever runs in parallel, everything ends up as if all executions had run in position order.
+
+500 random apps here; ``make sim N=10000`` runs more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tidegate.errors import DeclarationError
+from tidegate.simulation.apps import build
+from tidegate.simulation.run import make_case, modes, run_case, simulate_seed, world
+from tidegate.storage.versions import TRIMMED, VersionedTable
+from tidegate.testing import OrderViolation
+from tidegate.txn import locks
+from tidegate.txn.locks import Block, LowWaterMarks
+from tidegate.txn.scheduler import READY, Reason, Scheduler, Why
+
+CHUNK = 25
+
+
+@pytest.mark.parametrize("start", range(0, 500, CHUNK))
+def test_random_apps_run_as_if_in_position_order(start):
+    for seed in range(start, start + CHUNK):
+        failures = simulate_seed(seed).failures
+        assert not failures, failures[0].text
+
+
+def test_a_seed_always_makes_the_same_app_and_the_same_run():
+    one, two = make_case(11), make_case(11)
+    assert (one.spec, one.inputs, one.broken, one.config) == (two.spec, two.inputs, two.broken, two.config)
+    assert run_case(one, "manual") == run_case(two, "manual")
+
+
+def test_random_apps_have_everything_in_them():
+    cases = [make_case(seed) for seed in range(300)]
+    flows = [flow for case in cases for flow in case.spec.flows]
+    procedures = [procedure for case in cases for procedure in case.spec.procedures()]
+    ops = {op.kind for procedure in procedures for op in procedure.ops}
+    assert {"get", "scan", "find", "upsert", "insert", "delete", "abort", "raise", "flaky", "break", "window"} <= ops
+    assert {"sql_read", "sql_write", "move", "audit", "chance", "now"} <= ops
+    assert {access.how for procedure in procedures for access in procedure.access} == {"table", "partition", "committed"}
+    assert {len(flow.borders) for flow in flows} == {1, 2}
+    assert {flow.keyed for flow in flows} == {True, False}
+    assert any(flow.awaited for flow in flows)
+    assert any(flow.triggers for flow in flows)
+    assert any(len(procedure.inputs) > 1 for procedure in procedures)
+    assert max(len(case.spec.flows) for case in cases) == 3
+    assert {window.unit for procedure in procedures if (window := procedure.window)} == {"count", "batches"}
+    assert any(case.config.get("locking") for case in cases)
+    assert any(case.config.get("cached_rows") for case in cases)
+    assert {mode for seed in range(300) for mode in modes(seed, threads=False)} == {"manual", "serial", "threads"}
+    for case in cases[:20]:
+        try:
+            build(case.spec, world()).app.graph()
+        except DeclarationError as error:  # pragma: no cover
+            pytest.fail(f"seed {case.seed} can't be declared: {error}")
+
+
+# ---- mistakes planted on purpose: the oracle must find every one of them
+
+
+def violations(seeds: range) -> Iterator[OrderViolation]:
+    for seed in seeds:
+        try:
+            run_case(make_case(seed), "manual")
+        except OrderViolation as violation:
+            yield violation
+
+
+def test_without_a_mistake_nothing_is_found():
+    assert not list(violations(range(40)))
+
+
+def test_an_old_reader_served_the_latest_version_is_found(monkeypatch):
+    def read(table, key, position):
+        version = table.head(key)
+        while version is not None and version is not TRIMMED:
+            if version[0] < position:
+                return version[1]
+            version = version[2]
+        return table.newest(key)
+
+    trim = VersionedTable.trim
+    monkeypatch.setattr(VersionedTable, "read", read)
+    monkeypatch.setattr(VersionedTable, "trim", lambda table, positions, commits=(): trim(table, (), commits))
+    found = next(violations(range(200)))
+    assert "differences" in str(found)
+
+
+def test_versions_freed_below_the_mark_are_found(monkeypatch):
+    trim = VersionedTable.trim
+    monkeypatch.setattr(VersionedTable, "trim", lambda table, positions, commits=(): trim(table, (), commits))
+    assert any("was freed" in str(violation) for violation in violations(range(200)))
+
+
+def test_versions_freed_at_commit_are_found(monkeypatch):
+    commit = VersionedTable.commit
+    monkeypatch.setattr(VersionedTable, "commit", lambda table, w, at, number, keep: commit(table, w, at, number, False))
+    assert any("was freed" in str(violation) for violation in violations(range(200)))
+
+
+def test_a_scheduler_that_ignores_stream_order_is_found(monkeypatch):
+    def why(scheduler, execution):
+        if execution.missing:
+            return Reason(Why.INPUT, stream=min(execution.missing))
+        block = scheduler.locks.blocker(execution.position, execution.reads, execution.writes)
+        return READY if block is None else Reason(Why.LOCK, item=block.item, behind=block.behind)
+
+    monkeypatch.setattr(Scheduler, "_why", why)
+    assert next(violations(range(200)))
+
+
+def test_locks_that_are_always_granted_are_found(monkeypatch):
+    monkeypatch.setattr(LowWaterMarks, "blocker", lambda marks, at, reads, writes: None)
+    assert next(violations(range(200)))
+
+
+def test_locks_that_do_not_see_a_table_and_its_partitions_overlap_are_found(monkeypatch):
+    monkeypatch.setattr(locks._Intents, "smallest", lambda intents, item: locks._first(intents._exact.get(item)))
+    assert next(violations(range(200)))
+
+
+def test_locks_that_let_readers_past_writers_are_found(monkeypatch):
+    def blocker(marks, at, reads, writes):
+        for item in writes:
+            mark = marks.low_water_mark(item)
+            if mark is not None and mark < at:
+                return Block(item, mark)
+        return None
+
+    monkeypatch.setattr(LowWaterMarks, "blocker", blocker)
+    assert next(violations(range(200)))
+
+
+def test_a_violation_is_told_with_a_small_history(monkeypatch):
+    monkeypatch.setattr(LowWaterMarks, "blocker", lambda marks, at, reads, writes: None)
+    seed = next(seed for seed in range(200) if list(violations(range(seed, seed + 1))))
+    (failure,) = [f for f in simulate_seed(seed, tries=5).failures if f.executor == "manual"]
+    assert f"seed {seed}" in failure.text or "seed " in failure.text
+    assert "inputs:" in failure.text
+    assert "what happened:" in failure.text
+    pushed = failure.text.partition("inputs:")[2].partition("what happened:")[0].strip().splitlines()
+    assert len(pushed) < len(make_case(seed).inputs)
