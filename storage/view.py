@@ -186,7 +186,7 @@ class View:
         raise self._no_transaction("uuid()")
 
     def _no_transaction(self, function: str) -> StatementError:
-        return StatementError(f"{function} needs a transaction to take its value from; pass it as a parameter here")
+        return StatementError(f"{function} takes its value from a transaction, and a query outside of one has none; pass the value as a parameter")
 
     # ---- writing
 

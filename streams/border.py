@@ -42,7 +42,7 @@ class Border:
                 value=rows,
             )
         conform = self.relation.conform
-        checked = [conform(row) for row in rows]
+        checked = [conform(row) for row in _as_rows(rows)]
         if self._key_place is not None:
             self._check_keys(checked, self._key_place)
         return checked
@@ -112,6 +112,19 @@ class Border:
                 **facts,
             )
         return True
+
+
+def _as_rows(rows: Iterable[Any]) -> Iterable[Any]:
+    """Rows one by one, from a data frame too: Arrow, pandas and polars tables give dicts by column name."""
+    if hasattr(rows, "to_pylist"):
+        return rows.to_pylist()  # type: ignore[no-any-return]
+    if hasattr(rows, "itertuples"):
+        import pyarrow as pa
+
+        return pa.Table.from_pandas(rows, preserve_index=False).to_pylist()  # type: ignore[no-any-return]
+    if hasattr(rows, "to_dicts"):
+        return rows.to_dicts()  # type: ignore[no-any-return]
+    return rows
 
 
 def digest(rows: list[Row]) -> str:

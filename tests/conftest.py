@@ -30,14 +30,14 @@ class SettableClock:
         self.seconds += seconds
 
 
-@pytest.fixture()
+@pytest.fixture
 def clock() -> SettableClock:
     return SettableClock()
 
 
-@pytest.fixture()
+@pytest.fixture
 def open_engine(clock: SettableClock) -> Iterator[Callable[..., tidegate.Engine]]:
-    """``open_engine(app, path=None, **settings)``: like tidegate.open, with the settable clock; closed afterwards."""
+    """``open_engine(app, path=None, **settings)``: tidegate.open with the settable clock, closed after."""
     engines: list[tidegate.Engine] = []
 
     def make(app: tidegate.App, path: Path | None = None, **settings: Any) -> tidegate.Engine:

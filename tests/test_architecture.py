@@ -14,15 +14,33 @@ CORE = ("storage", "streams", "dataflows", "txn")
 
 # each layer may import itself and those before it; what is not named stands at the top
 FOUNDATION = ("tidegate.errors", "tidegate.config", "tidegate.clock", "tidegate.crashpoints")
-LAYERS = (FOUNDATION, ("tidegate.storage",), ("tidegate.streams",), ("tidegate.dataflows",), ("tidegate.txn",))
+LAYERS = (
+    FOUNDATION,
+    ("tidegate.storage",),
+    ("tidegate.streams",),
+    ("tidegate.dataflows",),
+    ("tidegate.txn",),
+)
 TOP = len(LAYERS)
 
 LINES = 500  # aim at 300; a file may be larger when its algorithm is, and is then named here with its bound
 LARGER: dict[str, int] = {}
 
 # the clock reads the machine's time; the rest of the core gets time and chance from the transaction
-CLOCKS = {"time.time", "time.time_ns", "time.monotonic", "time.perf_counter", "datetime.now", "datetime.utcnow",
-          "datetime.today", "date.today", "uuid.uuid1", "uuid.uuid4", "os.urandom", "secrets.token_bytes"}  # fmt: skip
+CLOCKS = {
+    "time.time",
+    "time.time_ns",
+    "time.monotonic",
+    "time.perf_counter",
+    "datetime.now",
+    "datetime.utcnow",
+    "datetime.today",
+    "date.today",
+    "uuid.uuid1",
+    "uuid.uuid4",
+    "os.urandom",
+    "secrets.token_bytes",
+}
 CHANCE = {"random.Random"}  # a seeded generator is the one thing the core may take from random
 
 
@@ -48,7 +66,7 @@ MODULES = {module_of(path): path for path in FILES}
 
 
 def imports(path: Path, *, at_import_time: bool) -> set[str]:
-    """Modules this file imports: all, or only those imported when it is (not in functions, not for typing)."""
+    """Modules this file imports: all, or only those imported when it is (not inside functions)."""
     found: set[str] = set()
 
     def visit(node: ast.AST) -> None:
@@ -123,7 +141,9 @@ def test_a_package_is_used_in_its_place_only(package: str, allowed: tuple[str, .
         if name == package or name.startswith(package + ".")
     }
     strangers = {module for module in users if not module.startswith(allowed)}
-    assert not strangers, f"{package} is imported in {', '.join(sorted(strangers))}; its place is {', '.join(allowed)}"
+    assert not strangers, (
+        f"{package} is imported in {', '.join(sorted(strangers))}; its place is {', '.join(allowed)}"
+    )
 
 
 @pytest.mark.parametrize("path", [p for p in FILES if p.relative_to(ROOT).parts[0] in CORE], ids=module_of)
@@ -141,7 +161,9 @@ def test_the_core_has_no_clock_and_no_dice(path: Path) -> None:
             head, _, rest = ast.unparse(node).partition(".")
             name = f"{aliases.get(head, head)}.{rest}"
             end = ".".join(name.split(".")[-2:])
-            assert end not in CLOCKS, f"{path}:{node.lineno}: {name}; time comes from the clock or the transaction"
+            assert end not in CLOCKS, (
+                f"{path}:{node.lineno}: {name}; time comes from the clock or the transaction"
+            )
             if name.startswith("random.") and name.count(".") == 1:
                 assert name in CHANCE, f"{path}:{node.lineno}: {name}; chance comes from the transaction"
         if isinstance(node, ast.ImportFrom):
@@ -155,12 +177,16 @@ def test_the_core_has_no_clock_and_no_dice(path: Path) -> None:
 def test_files_stay_readable(path: Path) -> None:
     lines = len(path.read_text().splitlines())
     bound = LARGER.get(str(path.relative_to(ROOT)), LINES)
-    assert lines <= bound, f"{path.relative_to(ROOT)} has {lines} lines: split it, or say here why it is one piece"
+    assert lines <= bound, (
+        f"{path.relative_to(ROOT)} has {lines} lines: split it, or say here why it is one piece"
+    )
 
 
 def test_the_allow_list_is_needed() -> None:
     for name, bound in LARGER.items():
-        assert LINES < len((ROOT / name).read_text().splitlines()) <= bound, f"{name} needs no exception any more"
+        assert LINES < len((ROOT / name).read_text().splitlines()) <= bound, (
+            f"{name} needs no exception any more"
+        )
 
 
 def test_nothing_is_called_utils() -> None:
@@ -169,7 +195,9 @@ def test_nothing_is_called_utils() -> None:
 
 
 def test_every_module_says_what_it_is_for() -> None:
-    silent = [module for module, path in MODULES.items() if not ast.get_docstring(ast.parse(path.read_text()))]
+    silent = [
+        module for module, path in MODULES.items() if not ast.get_docstring(ast.parse(path.read_text()))
+    ]
     assert not silent
 
 

@@ -31,7 +31,21 @@ def test_every_public_name_is_documented() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["abort", "delete", "emit", "execute", "get", "insert", "now", "random", "scan", "update", "upsert", "uuid", "window"],
+    [
+        "abort",
+        "delete",
+        "emit",
+        "execute",
+        "get",
+        "insert",
+        "now",
+        "random",
+        "scan",
+        "update",
+        "upsert",
+        "uuid",
+        "window",
+    ],
 )
 def test_what_a_procedure_uses_is_documented(name: str) -> None:
     assert inspect.getdoc(getattr(tidegate.Transaction, name))
@@ -59,13 +73,15 @@ def test_errors_travel_between_processes(kind: type[errors.TidegateError]) -> No
 
 
 def test_importing_is_light_and_silent() -> None:
-    """Heavy and optional packages are imported where they are used; nothing is printed, no thread is started."""
+    """Heavy and optional packages are imported where they are used; nothing is printed, no thread started."""
     code = (
         "import sys, threading, tidegate; "
         "print([m for m in ('pandas', 'polars', 'pyspark', 'typer', 'hypothesis') if m in sys.modules], "
         "threading.active_count())"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
     assert (done.stdout.strip(), done.stderr) == ("[] 1", "")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -83,11 +84,19 @@ def sim(
 
     Example: tidegate sim --seeds 10000
     """
-    from tidegate.simulation import simulate_in_parallel
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    summary = simulate_in_parallel(range(start, start + seeds), told)
-    _print(summary.as_dict(), as_json)
-    if summary.violations:
+    from tidegate.simulation import simulate_parallel
+
+    columns = (TextColumn("seeds"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=told, transient=True) as bar:
+        task = bar.add_task("seeds", total=seeds)
+        summary = simulate_parallel(range(start, start + seeds), progress=lambda s: bar.update(task, completed=s.seeds))
+    for failure in summary.failures:
+        told.print(failure.text, markup=False)
+    facts = {**asdict(summary), "failures": [failure.seed for failure in summary.failures]}
+    _print(facts, as_json)
+    if summary.failures:
         raise typer.Exit(1)
 
 

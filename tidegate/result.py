@@ -51,7 +51,10 @@ class Result:
 
     def pandas(self) -> pandas.DataFrame:
         """A pandas data frame (needs pandas)."""
-        return self.arrow.to_pandas()
+        try:
+            return self.arrow.to_pandas()
+        except ImportError:
+            raise TidegateError("pandas is not installed; pip install 'tidegate[pandas]'") from None
 
     def polars(self) -> polars.DataFrame:
         """A polars data frame (needs polars)."""

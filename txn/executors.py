@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from tidegate.clock import Clock
-from tidegate.errors import Aborted, DeadlineExceeded, ProcedureFailed, StillWaiting
+from tidegate.errors import Aborted, ProcedureFailed, StillWaiting
 from tidegate.streams.batch import Batch
 from tidegate.txn.positions import Position, position
 from tidegate.txn.program import UnitProgram
@@ -20,7 +20,7 @@ from tidegate.txn.runtime import Runtime, interrupted
 from tidegate.txn.scheduler import Execution, Scheduler
 from tidegate.txn.ticket import Ticket
 from tidegate.txn.transaction import Transaction
-from tidegate.txn.watchdog import Watchdog
+from tidegate.txn.watchdog import Expired, Watchdog
 
 log = logging.getLogger("tidegate")
 
@@ -175,13 +175,14 @@ class Executor:
 
     def _attempt_watched(self, txn: Transaction, deadline_s: float) -> str | None | Aborted | ProcedureFailed:
         outcome = None
-        self.watchdog.watch(txn, deadline_s)
         try:
-            outcome = self.runtime.attempt(txn)
-        except DeadlineExceeded:
-            pass  # it came just as the procedure returned
-        finally:
-            self.watchdog.release(txn)
+            self.watchdog.watch(txn, deadline_s)
+            try:
+                outcome = self.runtime.attempt(txn)
+            finally:
+                self.watchdog.release(txn)
+        except Expired:
+            pass
         return txn.expired_error(deadline_s) if txn.expired else outcome
 
     def settle(self, execution: Execution, outcome: str | None | Aborted | ProcedureFailed) -> None:

@@ -7,8 +7,10 @@ them.
 from __future__ import annotations
 
 import datetime as dt
+import threading
 import traceback
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tidegate.dataflows.app import App
@@ -36,6 +38,7 @@ class Runtime:
         self.programs = {p.name: Program(app, graph, p, database) for p in app.procedures.values()}
         units: Iterable[Unit] = [*graph.units, *graph.oltp.values()]
         self.units = {unit.name: UnitProgram(unit, self.programs) for unit in units}
+        self.running: dict[int, Transaction] = {}  # thread -> the transaction whose procedure it is in
         self.listeners: dict[str, list[Callable[[Position, Batch], None]]] = {}
 
     def begin(
@@ -138,6 +141,14 @@ class Runtime:
         A row that a constraint or type refused is an abort: running the same procedure on the same data again would end
         the same way. Anything else unexpected is retried as often as the procedure declared.
         """
+        thread = threading.get_ident()
+        self.running[thread] = txn
+        try:
+            return self._attempt(txn)
+        finally:
+            del self.running[thread]
+
+    def _attempt(self, txn: Transaction) -> str | None | Aborted | ProcedureFailed:
         while True:
             try:
                 return self.advance(txn)
@@ -181,7 +192,10 @@ def interrupted(txn: Transaction, error: BaseException) -> ProcedureFailed:
 
 
 def _failed(txn: Transaction, error: Exception) -> ProcedureFailed:
-    where = traceback.extract_tb(error.__traceback__)[-1]
+    frames = traceback.extract_tb(error.__traceback__)
+    home = str(Path(__file__).resolve().parent.parent)
+    theirs = [f for f in frames if not str(Path(f.filename).resolve()).startswith(home) or "/examples/" in f.filename]
+    where = (theirs or frames)[-1]
     failed = ProcedureFailed(
         f"procedure {txn.procedure} raised {type(error).__name__}: {error} (line {where.lineno} of {where.filename}) at "
         f"position {describe(txn.position)}, attempt {txn.attempts}",

@@ -77,7 +77,7 @@ class Reason:
             case Why.LOCK:
                 return f"waits for the lock on {self.item}{behind}"
             case Why.HALTED:
-                return f"its dataflow is halted{behind}"
+                return f"is put aside: its dataflow is halted in front of position {describe(self.behind or 0)}"
 
 
 READY = Reason(Why.READY)

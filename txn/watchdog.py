@@ -1,6 +1,6 @@
 """Aborting an execution that runs past its deadline.
 
-A watchdog thread raises DeadlineExceeded inside the thread that runs the procedure, at its next Python instruction, and
+A watchdog thread raises Expired inside the thread that runs the procedure, at its next Python instruction, and
 interrupts the DuckDB query it may be in. Started only when some procedure declares ``deadline_s``.
 """
 
@@ -10,7 +10,6 @@ import ctypes
 import threading
 from typing import Any
 
-from tidegate.errors import DeadlineExceeded
 from tidegate.txn.transaction import Transaction
 
 
@@ -45,12 +44,11 @@ class Watchdog:
             if self._timers.pop(thread, None) is not None:
                 txn.expired = True
                 cursor.interrupt()
-                _raise_in(thread, _Expired)
+                _raise_in(thread, Expired)
 
 
-class _Expired(DeadlineExceeded):
-    def __init__(self) -> None:
-        super().__init__("deadline exceeded", reason="deadline exceeded")
+class Expired(BaseException):
+    """Raised inside a procedure at its deadline. Not an Exception, so that ``except Exception`` does not swallow it."""
 
 
 def _raise_in(thread: int, error: type[BaseException] | None) -> None:

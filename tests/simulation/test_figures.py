@@ -37,7 +37,7 @@ def two_procedures(nested: bool) -> App:
 
 
 def accepts(engine: tidegate.Engine, schedule: Iterable[Step]) -> bool:
-    """Can the executions run one after another in this order? Members of a nested transaction are steps of their own."""
+    """Can the executions run one after another in this order? A nested transaction takes one per member."""
     open_ones = {}
     for procedure, batch_id in schedule:
         ready = [
@@ -74,7 +74,10 @@ def test_figure_2a_both_orders_respect_streams_and_dataflow():
         with start(nested=False) as engine:
             engine.push("s1", [(2,)], 2)
             assert accepts(engine, schedule)
-            assert engine.query("SELECT * FROM seen ORDER BY batch").rows == [(1, "sp1 on batch 1"), (2, "sp1 on batch 2")]
+            assert engine.query("SELECT * FROM seen ORDER BY batch").rows == [
+                (1, "sp1 on batch 1"),
+                (2, "sp1 on batch 2"),
+            ]
 
 
 def test_figure_2a_a_nested_transaction_is_not_interleaved():

@@ -1,8 +1,8 @@
 """Serializability of concurrent runs, from what transactions saw: the list-append check of Elle, in small.
 
-Every transaction appends its own number to some lists and reads others whole. A list read is a prefix of every longer
-one, so reads give away the order of appends (ww), who read whose append (wr) and which append a reader did not see yet
-(rw). A cycle through these edges means that no serial order explains the run.
+Every transaction appends its own number to some lists and reads others whole. A list read is a prefix of
+every longer one, so reads give away the order of appends (ww), who read whose append (wr) and which append a
+reader did not see yet (rw). A cycle through these edges means that no serial order explains the run.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
 
 import pytest
 
@@ -36,10 +37,12 @@ def edges(seen: Seen) -> Iterator[tuple[int, int, str]]:
     for reads in seen.reads.values():
         for name, items in reads.items():
             known = longest.get(name, ())
-            assert items[: len(known)] == known[: len(items)], f"list {name} was read as {items} and as {known}"
+            assert items[: len(known)] == known[: len(items)], (
+                f"list {name} was read as {items} and as {known}"
+            )
             longest[name] = max(items, known, key=len)
     for name, items in longest.items():
-        for before, after in zip(items, items[1:], strict=False):
+        for before, after in pairwise(items):
             yield before, after, f"ww on {name}"
     for number, reads in seen.reads.items():
         for name, items in reads.items():

@@ -39,9 +39,25 @@ def test_random_apps_have_everything_in_them():
     flows = [flow for case in cases for flow in case.spec.flows]
     procedures = [procedure for case in cases for procedure in case.spec.procedures()]
     ops = {op.kind for procedure in procedures for op in procedure.ops}
-    assert {"get", "scan", "find", "upsert", "insert", "delete", "abort", "raise", "flaky", "break", "window"} <= ops
+    assert {
+        "get",
+        "scan",
+        "find",
+        "upsert",
+        "insert",
+        "delete",
+        "abort",
+        "raise",
+        "flaky",
+        "break",
+        "window",
+    } <= ops
     assert {"sql_read", "sql_write", "move", "audit", "chance", "now"} <= ops
-    assert {access.how for procedure in procedures for access in procedure.access} == {"table", "partition", "committed"}
+    assert {access.how for procedure in procedures for access in procedure.access} == {
+        "table",
+        "partition",
+        "committed",
+    }
     assert {len(flow.borders) for flow in flows} == {1, 2}
     assert {flow.keyed for flow in flows} == {True, False}
     assert any(flow.awaited for flow in flows)
@@ -51,7 +67,11 @@ def test_random_apps_have_everything_in_them():
     assert {window.unit for procedure in procedures if (window := procedure.window)} == {"count", "batches"}
     assert any(case.config.get("locking") for case in cases)
     assert any(case.config.get("cached_rows") for case in cases)
-    assert {mode for seed in range(300) for mode in modes(seed, threads=False)} == {"manual", "serial", "threads"}
+    assert {mode for seed in range(300) for mode in modes(seed, threads=False)} == {
+        "manual",
+        "serial",
+        "threads",
+    }
     for case in cases[:20]:
         try:
             build(case.spec, world()).app.graph()
@@ -98,7 +118,9 @@ def test_versions_freed_below_the_mark_are_found(monkeypatch):
 
 def test_versions_freed_at_commit_are_found(monkeypatch):
     commit = VersionedTable.commit
-    monkeypatch.setattr(VersionedTable, "commit", lambda table, w, at, number, keep: commit(table, w, at, number, False))
+    monkeypatch.setattr(
+        VersionedTable, "commit", lambda table, w, at, number, keep: commit(table, w, at, number, False)
+    )
     assert any("was freed" in str(violation) for violation in violations(range(200)))
 
 
@@ -119,7 +141,9 @@ def test_locks_that_are_always_granted_are_found(monkeypatch):
 
 
 def test_locks_that_do_not_see_a_table_and_its_partitions_overlap_are_found(monkeypatch):
-    monkeypatch.setattr(locks._Intents, "smallest", lambda intents, item: locks._first(intents._exact.get(item)))
+    monkeypatch.setattr(
+        locks._Intents, "smallest", lambda intents, item: locks._first(intents._exact.get(item))
+    )
     assert next(violations(range(200)))
 
 

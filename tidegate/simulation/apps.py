@@ -1,8 +1,8 @@
 """Random apps as data, and how they become real ones.
 
-Every procedure is a list of small operations over the tables it declared. It folds all it sees (rows, its batches,
-windows, time, chance) into one number, and what it writes, emits, refuses and fails at depends on that number: a run
-that sees anything else than the serial one soon differs from it.
+Every procedure is a list of small operations over the tables it declared. It folds all it sees (rows, its
+batches, windows, time, chance) into one number, and what it writes, emits, refuses and fails at depends on
+that number: a run that sees anything else than the serial one soon differs from it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TAGS = 4
 
 @dataclass(frozen=True)
 class Op:
-    """One thing a procedure does. ``number``: how likely (abort, raise), which statement, how often (flaky)."""
+    """One thing a procedure does. ``number``: how likely (abort, raise), or which statement."""
 
     kind: str
     table: str = ""
@@ -89,7 +89,9 @@ class AppSpec:
 def _describe(p: ProcedureSpec) -> str:
     access = ", ".join(f"{'writes' if a.write else 'reads'} {a.how} {a.table}" for a in p.access)
     ops = ", ".join(f"{op.kind} {op.table} {op.number}".replace("  ", " ") for op in p.ops)
-    return f"{p.name}({', '.join(p.inputs)}) -> ({', '.join(p.outputs)}) [{access}] {p.window or ''} do: {ops}"
+    return (
+        f"{p.name}({', '.join(p.inputs)}) -> ({', '.join(p.outputs)}) [{access}] {p.window or ''} do: {ops}"
+    )
 
 
 @dataclass
@@ -97,7 +99,9 @@ class Simulated:
     """A real app and what a test must be able to do to it."""
 
     app: App
-    broken: set[tuple[str, Any]] = field(default_factory=set)  # (procedure, batch-id) that raises until repaired
+    broken: set[tuple[str, Any]] = field(
+        default_factory=set
+    )  # (procedure, batch-id) that raises until repaired
 
     def repair(self, dataflow: str) -> None:
         self.broken.clear()
@@ -111,7 +115,7 @@ def random_app(rng: random.Random, world: World) -> AppSpec:
     tables = rng.sample([*PLAIN, *PARTITIONED], rng.randint(1, 3))
     if rng.random() < 0.5 and not set(tables) & set(PARTITIONED):
         tables[0] = rng.choice(list(PARTITIONED))
-    sql = rng.random() < 0.12
+    sql = rng.random() < 0.1
     streams = (f"s{i}" for i in range(100))
     flows = [_random_flow(rng, world, n, tables, streams, sql) for n in range(rng.choice([1, 1, 2, 2, 3]))]
     calls = [
@@ -147,7 +151,10 @@ def _random_flow(
         windowed = rng.random() < 0.35
         procedures.append(
             ProcedureSpec(
-                f"p{n}{i}", ordered, outputs, access,
+                f"p{n}{i}",
+                ordered,
+                outputs,
+                access,
                 _random_ops(rng, access, streaming=True, sql=sql, windowed=windowed),
                 _random_window(rng, ordered) if windowed else None,
                 rng.choice([0, 0, 1, 2]),
@@ -174,7 +181,9 @@ def _with_nesting(rng: random.Random, world: World, flow: FlowSpec, streams: Ite
     candidates = [nested]
     if rng.random() < 0.6:
         decisions, member = next(streams), rng.choice(group[1:])
-        waiting = tuple(replace(p, inputs=(*p.inputs, decisions)) if p.name == member else p for p in flow.procedures)
+        waiting = tuple(
+            replace(p, inputs=(*p.inputs, decisions)) if p.name == member else p for p in flow.procedures
+        )
         candidates.insert(0, replace(nested, procedures=waiting, awaited=decisions))
     for candidate in candidates:
         if _declarable(world, candidate):
@@ -242,7 +251,7 @@ def _random_ops(
 def _random_window(rng: random.Random, inputs: tuple[str, ...]) -> WindowSpec:
     size = rng.randint(1, 5)
     unit = rng.choice(["count", "batches"])
-    return window(rng.choice(inputs), **{unit: size}, slide=rng.randint(1, size))  # type: ignore[arg-type]
+    return window(rng.choice(inputs), **{unit: size}, slide=rng.randint(1, size))
 
 
 # ---- what procedures do
@@ -261,7 +270,8 @@ WRITE_SQL = (
     "UPDATE {table} SET d = (SELECT sum(d) FROM {table}) / 3 WHERE v % 3 = 0",
 )
 TRIGGERS = (
-    "INSERT INTO plain (id, v, d, tag) SELECT x % 4, max(x) % 1000, sum(x) / 7.0, max(k) FROM {on} GROUP BY 1 "
+    "INSERT INTO plain (id, v, d, tag) "
+    "SELECT x % 4, max(x) % 1000, sum(x) / 7.0, max(k) FROM {on} GROUP BY 1 "
     "ON CONFLICT (id) DO UPDATE SET v = excluded.v, d = plain.d + excluded.d",
     "UPDATE plain SET v = v + (SELECT count(*) FROM {on}) WHERE tag = 1",
 )
@@ -270,7 +280,9 @@ TRIGGERS = (
 class Work:
     """One procedure at work: the number everything is folded into, and the operations."""
 
-    def __init__(self, spec: ProcedureSpec, txn: Transaction, seen: Any, key: Any, simulated: Simulated) -> None:
+    def __init__(
+        self, spec: ProcedureSpec, txn: Transaction, seen: Any, key: Any, simulated: Simulated
+    ) -> None:
         self.spec = spec
         self.txn = txn
         self.key = key
@@ -346,13 +358,17 @@ class Work:
         """A committed read may see any consistent state, so its result must not be folded in."""
         left, right = ([tuple(row) for row in self.txn.scan(side)] for side in SIDES)
         if left != right:
-            raise AssertionError(f"a committed read saw two sides of different transactions: {left} and {right}")
+            raise AssertionError(
+                f"a committed read saw two sides of different transactions: {left} and {right}"
+            )
 
     def do_sql_read(self, op: Op) -> None:
         self._sql(READ_SQL[op.number % len(READ_SQL)], op.table)
 
     def do_sql_write(self, op: Op) -> None:
-        self._sql((*READ_SQL, *WRITE_SQL, *WRITE_SQL)[op.number % (len(READ_SQL) + 2 * len(WRITE_SQL))], op.table)
+        self._sql(
+            (*READ_SQL, *WRITE_SQL, *WRITE_SQL)[op.number % (len(READ_SQL) + 2 * len(WRITE_SQL))], op.table
+        )
 
     def _sql(self, text: str, table: str) -> None:
         number = self.fold(text)
@@ -391,7 +407,10 @@ class Work:
     def emit(self) -> None:
         for stream in self.spec.outputs:
             number = self.fold(stream)
-            rows = [(self.key if self.key is not None else number % KEYS, number // (5 + i)) for i in range(number % 4)]
+            rows = [
+                (self.key if self.key is not None else number % KEYS, number // (5 + i))
+                for i in range(number % 4)
+            ]
             self.txn.emit(stream, rows)
 
 

@@ -1,6 +1,7 @@
 """What all simulated apps share: tables, stream columns and SQL, and DuckDB databases that are used again.
 
-Opening DuckDB and declaring tables costs a hundred times what a simulated run does, so both are done once per process.
+Opening DuckDB and declaring tables costs many times what a simulated run does, so both are done once per
+process.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 - :class:`ManualClock`, :class:`ListSource`, :class:`ListSink`: time, input and output under a test's control;
 - :class:`SeededDriver`: runs an engine through one random but repeatable interleaving;
-- :func:`check_order`: runs an app concurrently, runs it one execution after another in position order, and raises
-  :class:`OrderViolation` with the smallest history it can find when the two differ in anything.
+- :func:`check_order`: runs an app concurrently, runs it one execution after another in position order, and
+  raises :class:`OrderViolation` with the smallest history it can find when the two differ in anything.
 """
 
 from tidegate.testing.doubles import ListSink, ListSource, ManualClock

@@ -1,20 +1,23 @@
 """One random, repeatable interleaving: the seeded driver.
 
-It takes the place of an executor's loop. At every step it picks, by its seed, one of the things that could happen next:
-the next input enters, an execution that may run starts, one that has begun runs its next member or commits, a decision
-is answered, a deadline passes, a merge happens, the engine is closed and reopened, a halted dataflow goes on. Inside a
-procedure the same happens at every access to a table or stream, so that bodies interleave too.
+It takes the place of an executor's loop. At every step it picks, by its seed, one of the things that could
+happen next: the next input enters, an execution that may run starts, one that has begun runs its next member
+or commits, a decision is answered, a deadline passes, a merge happens, the engine is closed and reopened, a
+halted dataflow goes on. Inside a procedure the same happens at every access to a table, so that bodies
+interleave too.
 
-With executor ``"serial"`` or ``"threads"`` the engine runs executions by itself; the driver then does the rest.
+With executor ``"serial"`` or ``"threads"`` the engine runs executions by itself; the driver does the rest.
 """
 
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tidegate.engine import Engine
@@ -95,7 +98,7 @@ class PausingTransaction(Transaction):
 class SeededDriver:
     """Runs an engine through the interleaving that ``seed`` names.
 
-    ``merges``: how likely each step is a merge. ``depth``: how many bodies may be interrupted inside each other.
+    ``merges``: how likely each step is a merge. ``depth``: how many bodies may be interrupted at a time.
     ``reopen(engine)``: closes the engine and opens the same directory again; without it that never happens.
     ``repair(dataflow)``: called before a halted dataflow is resumed.
     """
@@ -145,7 +148,7 @@ class SeededDriver:
             return txn
 
         if engine.config.executor != "serial":
-            runtime.begin = begin  # type: ignore[method-assign]
+            runtime.begin = begin  # type: ignore[method-assign, assignment]
 
     def _noticing(self, report: Callable[..., None]) -> Callable[..., None]:
         """Broken invariants must not pass for failing procedures."""
@@ -185,30 +188,36 @@ class SeededDriver:
             self._merge()
         elif 0.5 < chance < 0.55:
             self._collect()
-        elif chance < self._merges + 0.03 and self._answer():
-            return True
-        elif chance > 0.995 and self._expire():
-            return True
-        elif chance > 0.98 and self._reopens and not self._depth_now and self._reopened():
+        elif self._outside(chance):
             return True
         choices: list[Callable[[], None]] = [self._admit] if self._inputs else []
         if self.engine.scheduler.halted and chance < 0.3:
             choices.append(self._resume)
         if self.manual:
-            choices += [lambda e=e: self._start(e) for e in dict.fromkeys(self.engine.scheduler.ready())]  # type: ignore[misc]
-            choices += [lambda e=e: self._go_on(e) for e in self._begun]  # type: ignore[misc]
+            choices += [partial(self._start, e) for e in dict.fromkeys(self.engine.scheduler.ready())]
+            choices += [partial(self._go_on, e) for e in self._begun]
         if not choices:
             return False
         choices[self._random.randrange(len(choices))]()
         return True
 
+    def _outside(self, chance: float) -> bool:
+        """Now and then: a decision comes, deadlines pass, the engine is reopened."""
+        if chance < self._merges + 0.03:
+            return self._answer()
+        if chance > 0.995:
+            return self._expire()
+        return chance > 0.98 and self._reopens > 0 and not self._depth_now and self._reopened()
+
     def _last_resort(self) -> bool:
-        """Nothing may run: answer a question, let deadlines pass, resume. False when everything is finished."""
+        """Nothing may run: answer a question, let deadlines pass, resume. False when all is finished."""
         engine = self.engine
         if engine.config.executor == "threads":
             self._wait_for_threads()
         with engine.lock:
-            busy = bool(engine.scheduler.ready()) or any(e.state is State.RUNNING for e in engine.scheduler.live.values())
+            busy = bool(engine.scheduler.ready()) or any(
+                e.state is State.RUNNING for e in engine.scheduler.live.values()
+            )
         if busy or self._answer(asked=True) or self._expire():
             return True
         if engine.scheduler.halted:
@@ -225,7 +234,9 @@ class SeededDriver:
         with executor.lock:
             while executor._running or executor.scheduler.ready():
                 if not executor.ended.wait(0.5) and time.monotonic() > deadline:
-                    waiting = "; ".join(f"{e} {e.state.value}: {e.reason}" for e in executor.scheduler.waiting())
+                    waiting = "; ".join(
+                        f"{e} {e.state.value}: {e.reason}" for e in executor.scheduler.waiting()
+                    )
                     raise Stuck(f"the threads made no progress in {STUCK_AFTER_S:g} s: {waiting}")
 
     # ---- what can happen
@@ -277,11 +288,14 @@ class SeededDriver:
     def _pause(self) -> None:
         """Inside a body, before an access: perhaps let something else happen."""
         if self._depth_now < self._depth and self._random.random() < 0.12:
+            running, thread = self.engine.runtime.running, threading.get_ident()
+            mine = running.pop(thread)  # what happens now happens outside this procedure
             self._depth_now += 1
             try:
                 self.step()
             finally:
                 self._depth_now -= 1
+                running[thread] = mine
 
     def _merge(self) -> None:
         self._tell("merge")
@@ -332,7 +346,9 @@ class SeededDriver:
             halted = list(self.engine.scheduler.halted)
         self._resumes += 1
         if self._resumes > RESUMES:
-            raise Stuck(f"dataflow {halted[0]} halts again and again; only histories that finish can be compared")
+            raise Stuck(
+                f"dataflow {halted[0]} halts again and again; only histories that finish can be compared"
+            )
         for dataflow in halted:
             self._tell(f"resume {dataflow}")
             if self._repair is not None:
@@ -340,7 +356,7 @@ class SeededDriver:
             self.engine.resume(dataflow)
 
     def _reopened(self) -> bool:
-        """Close and open again; what had begun begins again. Not while a call is open: its caller would be gone."""
+        """Close and open again; what had begun begins again. Not while a call is open."""
         assert self._reopen is not None
         self._reopens -= 1
         if any(e.batch_id is None for e in self.engine.scheduler.live.values()):

@@ -42,9 +42,10 @@ class Entry:
 
 
 class History:
-    """Records one engine's run: everything that entered, with its sequence number and time, and all batches emitted.
+    """Records one engine's run: all that entered, with its sequence number and time, and all batches emitted.
 
-    ``moved``: new positions of executions that a halted dataflow had parked. ``steps``: what a driver did, for people.
+    ``moved``: new positions of executions that a halted dataflow had parked. ``steps``: what a driver did, as
+    text.
     """
 
     def __init__(self) -> None:
@@ -63,7 +64,12 @@ class History:
             submit(sequence, batch, time, ticket)
 
         def recorded_call(
-            sequence: int, unit: UnitProgram, arguments: Any, partitions: Any, time: dt.datetime, ticket: Ticket
+            sequence: int,
+            unit: UnitProgram,
+            arguments: Any,
+            partitions: Any,
+            time: dt.datetime,
+            ticket: Ticket,
         ) -> None:
             self.entries.append(Entry(sequence, time, ticket, call=(unit, arguments, partitions)))
             submit_call(sequence, unit, arguments, partitions, time, ticket)
@@ -115,9 +121,12 @@ def outcome_of(runtime: Runtime, journal: Journal, history: History) -> Outcome:
                 if buffer.elements or buffer.first or buffer.windows:
                     held = [[tuple(row) for row in element] for element in buffer.elements]
                     outcome.windows[program.name, name, key] = (buffer.first, buffer.windows, held)
-    outcome.aborts = sorted((a.position, a.procedure, a.batch_id, a.key, a.reason, a.at) for a in journal.aborts)
+    outcome.aborts = sorted(
+        (a.position, a.procedure, a.batch_id, a.key, a.reason, a.at) for a in journal.aborts
+    )
     outcome.dead_letters = sorted(
-        (d.position, d.procedure, str(d.stream), d.batch_id, d.key, d.rows, d.error) for d in journal.dead_letters
+        (d.position, d.procedure, str(d.stream), d.batch_id, d.key, d.rows, d.error)
+        for d in journal.dead_letters
     )
     return outcome
 

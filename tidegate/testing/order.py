@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from tidegate.clock import Clock
@@ -18,6 +19,7 @@ from tidegate.testing.driver import Input, SeededDriver
 from tidegate.testing.history import History, call_result, differences, outcome_of
 from tidegate.testing.reference import run_serially
 
+WAIT_FOR_DISK_S = 10.0
 Mode = Literal["manual", "threads", "serial"]
 Opener = Callable[[App, Config, Clock], Engine]
 
@@ -35,14 +37,21 @@ class Report:
 
 
 class OrderViolation(AssertionError):
-    """A run differs from serial execution in position order. Facts: ``seed``, ``inputs``, ``differences``, ``steps``."""
+    """A run differs from serial execution in position order.
 
-    def __init__(self, seed: int, executor: str, inputs: Sequence[Input], found: list[str], history: History) -> None:
+    Facts: ``seed``, ``executor``, ``inputs``, ``differences``, ``steps``.
+    """
+
+    def __init__(
+        self, seed: int, executor: str, inputs: Sequence[Input], found: list[str], history: History
+    ) -> None:
         self.seed = seed
         self.executor = executor
         self.inputs = inputs
         self.differences = found
-        self.kind = re.split(r"[\[:\d]", found[0])[0]  # what it is about: shrinking must not change the subject
+        self.kind = re.split(r"[\[:\d]", found[0])[
+            0
+        ]  # what it is about: shrinking must not change the subject
         self.steps = history.steps
         told = [f"seed {seed}, executor {executor}: not as if run in position order", "", "inputs:"]
         told += [f"  {item}" for item in inputs]
@@ -54,7 +63,7 @@ class OrderViolation(AssertionError):
 
 @dataclass
 class Setting:
-    """How runs are made. ``open_engine`` and ``open_database`` let a simulation recycle what is costly to make."""
+    """How runs are made. A simulation recycles engines and databases, which are costly to make."""
 
     executor: Mode = "manual"
     config: dict[str, Any] = field(default_factory=dict)
@@ -63,6 +72,7 @@ class Setting:
     repair: Callable[[str], None] | None = None
     reopen: Callable[[Engine], Engine] | None = None
     merges: float = 0.02
+    compare_base: bool = True  # merge at the end, and compare what the base then holds
 
 
 def run_once(app: App, inputs: Sequence[Input], seed: int, setting: Setting) -> Report:
@@ -80,7 +90,9 @@ def run_once(app: App, inputs: Sequence[Input], seed: int, setting: Setting) -> 
         found = _compare(app, driver, setting)
         merges = driver.engine.database.base.merges
     except Exception as error:
-        raise OrderViolation(seed, setting.executor, inputs, [f"{type(error).__name__}: {error}"], history) from error
+        raise OrderViolation(
+            seed, setting.executor, inputs, [f"{type(error).__name__}: {error}"], history
+        ) from error
     finally:
         _let_go(driver.engine)
     if found:
@@ -108,10 +120,14 @@ def _compare(app: App, driver: SeededDriver, setting: Setting) -> list[str]:
     outcome = outcome_of(engine.runtime, engine.journal, history)
     for entry in history.entries:
         if entry.call is not None:
-            done = call_result(entry.ticket.value, entry.ticket.error) if entry.ticket.done else "not finished"
+            if engine.durable is not None:
+                entry.ticket.event().wait(WAIT_FOR_DISK_S)
+            done = (
+                call_result(entry.ticket.value, entry.ticket.error) if entry.ticket.done else "not finished"
+            )
             outcome.calls[entry.sequence] = done
     found = [*differences(expected, outcome), *leftovers(engine)]
-    if not found and setting.merges:
+    if not found and setting.compare_base:
         engine.checkpoint()
         for table in engine.database.tables.values():
             key_of = table.schema.key_of
@@ -122,7 +138,7 @@ def _compare(app: App, driver: SeededDriver, setting: Setting) -> list[str]:
 
 
 def leftovers(engine: Engine) -> Iterator[str]:
-    """What a finished engine must not hold any more: locks, old versions, snapshots, index entries of rows long gone."""
+    """What a finished engine must not hold any more: locks, old versions, snapshots, index entries."""
     scheduler: Any = engine.scheduler
     for what in ("live", "parked", "halted", "_queues", "_by_batch", "withdrawn"):
         if getattr(scheduler, what):
@@ -153,11 +169,11 @@ def check_order(
     tries: int = 20,
     **config: Any,
 ) -> Report:
-    """Run ``inputs`` through ``app`` in the interleaving that ``seed`` names and compare with serial execution.
+    """Run ``inputs`` through ``app`` in the interleaving that ``seed`` names; compare with serial execution.
 
-    Tables, windows, emitted batches, aborts, dead letters and results of calls must be the same. If not, raises
-    :class:`OrderViolation` with the smallest history found: inputs are left out for as long as one of ``tries``
-    interleavings still differs.
+    Tables, windows, emitted batches, aborts, dead letters and results of calls must be the same. If not,
+    raises :class:`OrderViolation` with the smallest history found: inputs are left out for as long as one of
+    ``tries`` interleavings still differs.
 
     >>> app = App("counter")
     >>> _ = app.table("CREATE TABLE n (id INTEGER PRIMARY KEY, v INTEGER NOT NULL)")
@@ -169,7 +185,7 @@ def check_order(
     >>> check_order(app, [Call("add", (1,)), Call("add", (2,))], seed=7).entries
     2
     """
-    make = (lambda: app) if isinstance(app, App) else app
+    make: Callable[[], App] = (lambda: app) if isinstance(app, App) else app
     setting = Setting(executor=executor, config=config)
     try:
         return run_once(make(), inputs, seed, setting)
@@ -180,14 +196,14 @@ def check_order(
 def shrink(
     violation: OrderViolation, run: Callable[[Sequence[Input], int], Any], tries: int, seconds: float = 20.0
 ) -> OrderViolation:
-    """The same kind of violation with as few inputs as can be found by leaving out halves, quarters, … and single ones."""
+    """The same kind of violation with as few inputs as can be found: halves, quarters, … single ones go."""
     size = max(len(violation.inputs) // 2, 1)
     give_up = time.monotonic() + seconds
     while time.monotonic() < give_up:
         start = 0
         while start < len(violation.inputs) and time.monotonic() < give_up:
             fewer = [*violation.inputs[:start], *violation.inputs[start + size :]]
-            smaller = still_fails(violation, lambda seed, inputs=fewer: run(inputs, seed), tries)  # type: ignore[misc]
+            smaller = still_fails(violation, partial(run, fewer), tries)
             if smaller is None:
                 start += size
             else:

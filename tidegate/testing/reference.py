@@ -1,7 +1,7 @@
 """The oracle: one execution after another in position order.
 
-No scheduler, no locks, no versions, nothing open: positions are worked out from what entered, sorted, and run. A batch
-that someone was waited for is simply there, because the nested transaction stands at *its* position whenever the answer
+No scheduler, no locks, no versions, nothing open: positions are worked out from what entered, sorted, and
+run. A decision is simply there, because the nested transaction stands at *its* position whenever the answer
 came. Everything else is compared with this.
 """
 
@@ -35,7 +35,7 @@ class Planned:
 
 
 def plan(graph: Graph, history: History) -> dict[Position, Planned]:
-    """Every execution the batches of ``history`` may cause, by position: that of the last border batch it needs."""
+    """Every execution the batches may cause, by position: that of the last border batch it needs."""
     planned: dict[Position, Planned] = {}
     arrived: dict[tuple[str, Any, int], set[str]] = {}
     for entry in history.entries:
@@ -105,13 +105,13 @@ class Reference:
         outcome = self.runtime.attempt(txn)
         if isinstance(outcome, str):
             raise ValueError(
-                f"{unit.name} waits for batch {txn.batch_id} on {outcome}, which the history does not hold: only finished "
-                f"histories can be compared"
+                f"{unit.name} waits for batch {txn.batch_id} on {outcome}, which the history does not hold: "
+                f"only finished histories can be compared"
             )
         if isinstance(outcome, Aborted):
             self.journal.aborted(txn, outcome)
         elif isinstance(outcome, ProcedureFailed):
-            if outcome.on_failure == "dead_letter":  # type: ignore[attr-defined]
+            if outcome.on_failure == "dead_letter":
                 self.journal.dead_letter(txn, outcome)
             elif unit.unit.inputs:
                 raise outcome

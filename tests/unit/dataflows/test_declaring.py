@@ -17,7 +17,8 @@ def sample() -> App:
     app = App("sample")
     app.table("CREATE TABLE totals (name VARCHAR PRIMARY KEY, n BIGINT NOT NULL)")
     app.table(
-        "CREATE TABLE meds (patient INTEGER, drug VARCHAR, PRIMARY KEY (patient, drug))", partition_by="patient"
+        "CREATE TABLE meds (patient INTEGER, drug VARCHAR, PRIMARY KEY (patient, drug))",
+        partition_by="patient",
     )
     app.stream("events", "name VARCHAR", border=True)
     app.stream("orders", "patient INTEGER, drug VARCHAR", border=True, key="patient")
@@ -39,7 +40,9 @@ def takes_batch(txn: Any, batch: Any) -> None: ...
 def two_batches(txn: Any, first: Any, second: Any) -> None: ...
 
 
-def declare(function: Callable[..., Any] = takes_batch, name: str | None = None, **options: Any) -> Callable[[App], Any]:
+def declare(
+    function: Callable[..., Any] = takes_batch, name: str | None = None, **options: Any
+) -> Callable[[App], Any]:
     def declare_in(app: App) -> Any:
         if name is not None:
             function.__name__ = name
@@ -91,71 +94,112 @@ LIMIT = {"border": True, "deadline_s": 5.0, "default": {"a": 1}}
 MISTAKES: dict[str, tuple[Callable[[App], Any], tuple[str, ...]]] = {
     # name: (what is declared, fragments the message must contain)
     "unknown input": (declare(inputs="event"), ("takes_batch", "'event'", "did you mean 'events'")),
-    "unknown output": (declare(inputs="events", outputs="spar"), ("takes_batch", "'spar'", "did you mean 'spare'")),
+    "unknown output": (
+        declare(inputs="events", outputs="spar"),
+        ("takes_batch", "'spar'", "did you mean 'spare'"),
+    ),
     "unknown table": (declare(inputs="events", reads=["total"]), ("takes_batch", "did you mean 'totals'")),
     "unknown table, none like it": (declare(inputs="events", writes=["zzz"]), ("'zzz'", "meds, totals")),
-    "two producers": (declare(inputs="events", outputs="counted"), ("counted", "count and takes_batch", "own")),
+    "two producers": (
+        declare(inputs="events", outputs="counted"),
+        ("counted", "count and takes_batch", "own"),
+    ),
     "border with producer": (declare(inputs="events", outputs="orders"), ("orders", "without border=True")),
     "reads what it emits": (declare(inputs="spare", outputs="spare"), ("takes_batch", "cycle")),
-    "same input twice": (declare(two_batches, inputs=["events", "events"]), ("two_batches", "events", "twice")),
+    "same input twice": (
+        declare(two_batches, inputs=["events", "events"]),
+        ("two_batches", "events", "twice"),
+    ),
     "same procedure twice": (procedure_called("count", inputs="events"), ("count", "rename")),
     "inputs keyed differently": (
         declare(two_batches, inputs=["events", "orders"]),
         ("two_batches", "events by nothing", "orders by INTEGER", "same type"),
     ),
     "partition without keyed input": (
-        declare(inputs="events", reads=[partition("meds")]), ("takes_batch", "meds", "key=")
+        declare(inputs="events", reads=[partition("meds")]),
+        ("takes_batch", "meds", "key="),
     ),
     "partition of a plain table": (
-        declare(inputs="orders", reads=[partition("totals")]), ("totals", "not partitioned", "partition_by=")
+        declare(inputs="orders", reads=[partition("totals")]),
+        ("totals", "not partitioned", "partition_by="),
     ),
     "by= on a streaming procedure": (
-        declare(inputs="orders", reads=[partition("meds", by="patient")]), ("by='patient'", "OLTP")
+        declare(inputs="orders", reads=[partition("meds", by="patient")]),
+        ("by='patient'", "OLTP"),
     ),
-    "no by= on an OLTP procedure": (declare(with_patient, reads=[partition("meds")]), ("with_patient", "by=")),
+    "no by= on an OLTP procedure": (
+        declare(with_patient, reads=[partition("meds")]),
+        ("with_patient", "by="),
+    ),
     "by= an unknown parameter": (
-        declare(with_patient, reads=[partition("meds", by="ward")]), ("with_patient", "'ward'", "patient")
+        declare(with_patient, reads=[partition("meds", by="ward")]),
+        ("with_patient", "'ward'", "patient"),
     ),
-    "by= the transaction": (declare(with_patient, reads=[partition("meds", by="txn")]), ("with_patient", "'txn'")),
+    "by= the transaction": (
+        declare(with_patient, reads=[partition("meds", by="txn")]),
+        ("with_patient", "'txn'"),
+    ),
     "committed() in writes": (declare(inputs="events", writes=[committed("totals")]), ("totals", "reads=")),
     "one table in two ways": (
-        declare(inputs="orders", reads=["meds"], writes=[partition("meds")]), ("takes_batch", "meds", "twice")
+        declare(inputs="orders", reads=["meds"], writes=[partition("meds")]),
+        ("takes_batch", "meds", "twice"),
     ),
     "access that is no table": (declare(inputs="events", reads=[5]), ("takes_batch", "5", "partition(")),
-    "wrong signature": (declare(takes_batch, inputs=["events", "counted"]), ("takes_batch(txn, events, counted)",)),
+    "wrong signature": (
+        declare(takes_batch, inputs=["events", "counted"]),
+        ("takes_batch(txn, events, counted)",),
+    ),
     "no arguments at all": (declare(no_arguments), ("no_arguments(txn", "no_arguments()")),
     "no place for txn": (declare(keyword_only), ("keyword_only(txn", "(*, txn")),
     "async": (declare(asynchronous, inputs="events"), ("asynchronous", "plain function")),
     "generator": (declare(generator, inputs="events"), ("generator", "plain function")),
     "async generator": (declare(async_generator, inputs="events"), ("async_generator", "plain function")),
-    "no parentheses": (lambda app: app.procedure(takes_batch), ("@app.procedure()", "parentheses", "keyword")),
+    "no parentheses": (
+        lambda app: app.procedure(takes_batch),
+        ("@app.procedure()", "parentheses", "keyword"),
+    ),
     "no function": (lambda app: app.procedure()("events"), ("'events'", "def")),
     "lambda": (declare(lambda txn, batch: None, inputs="events"), ("<lambda>", "def")),
     "callable without a name": (declare(lambda app: None, name="9"), ("identifier",)),
     "outputs but no inputs": (declare(outputs="spare"), ("takes_batch", "no inputs")),
     "windows but no inputs": (declare(windows={"w": window("events", count=2)}), ("takes_batch", "no input")),
     "window over another stream": (
-        declare(inputs="events", windows={"w": window("orders", count=2)}), ("takes_batch", "'orders'", "events")
+        declare(inputs="events", windows={"w": window("orders", count=2)}),
+        ("takes_batch", "'orders'", "events"),
     ),
     "window that is none": (declare(inputs="events", windows={"w": 5}), ("'w'", "tidegate.window")),
     "window name taken": (
-        declare(inputs="events", windows={"totals": window("events", count=2)}), ("'totals'", "taken")
+        declare(inputs="events", windows={"totals": window("events", count=2)}),
+        ("'totals'", "taken"),
     ),
     "window name reserved": (
-        declare(inputs="events", windows={"tidegate_w": window("events", count=2)}), ("tidegate_w", "reserved")
+        declare(inputs="events", windows={"tidegate_w": window("events", count=2)}),
+        ("tidegate_w", "reserved"),
     ),
-    "wrong on_failure": (declare(inputs="events", on_failure="ignore"), ("takes_batch", "'ignore'", "dead_letter")),
+    "wrong on_failure": (
+        declare(inputs="events", on_failure="ignore"),
+        ("takes_batch", "'ignore'", "dead_letter"),
+    ),
     "negative retries": (declare(inputs="events", retries=-1), ("takes_batch", "-1")),
-    "procedure deadline of zero": (declare(inputs="events", deadline_s=0), ("takes_batch", "deadline_s", "0")),
-    "procedure deadline as text": (declare(inputs="events", deadline_s="5"), ("takes_batch", "deadline_s", "'5'")),
+    "procedure deadline of zero": (
+        declare(inputs="events", deadline_s=0),
+        ("takes_batch", "deadline_s", "0"),
+    ),
+    "procedure deadline as text": (
+        declare(inputs="events", deadline_s="5"),
+        ("takes_batch", "deadline_s", "'5'"),
+    ),
     "prefetch of an undeclared table": (
-        declare(inputs="events", prefetch={"totals": "name"}), ("takes_batch", "'totals'", "reads=")
+        declare(inputs="events", prefetch={"totals": "name"}),
+        ("takes_batch", "'totals'", "reads="),
     ),
     "prefetch by an unknown column": (
-        declare(inputs="events", reads=["totals"], prefetch={"totals": "nam"}), ("'nam'", "name")
+        declare(inputs="events", reads=["totals"], prefetch={"totals": "nam"}),
+        ("'nam'", "name"),
     ),
     "prefetch by a longer key": (
-        declare(inputs="orders", reads=["meds"], prefetch={"meds": "patient"}), ("meds", "one-column")
+        declare(inputs="orders", reads=["meds"], prefetch={"meds": "patient"}),
+        ("meds", "one-column"),
     ),
     "reserved procedure name": (procedure_called("tidegate_x", inputs="events"), ("tidegate_x", "reserved")),
     # streams
@@ -176,13 +220,18 @@ MISTAKES: dict[str, tuple[Callable[[App], Any], tuple[str, ...]]] = {
     "deadline of an interior stream": (stream("s", deadline_s=5.0, default={"a": 1}), ("s", "border")),
     "negative deadline": (stream("s", **{**LIMIT, "deadline_s": -1.0}), ("s", "positive", "-1.0")),
     "deadline as text": (stream("s", **{**LIMIT, "deadline_s": "soon"}), ("s", "deadline_s", "'soon'")),
-    "default with an unknown column": (stream("s", **{**LIMIT, "default": {"b": 1}}), ("s", "default", "'b'")),
+    "default with an unknown column": (
+        stream("s", **{**LIMIT, "default": {"b": 1}}),
+        ("s", "default", "'b'"),
+    ),
     "default of a wrong type": (stream("s", **{**LIMIT, "default": {"a": "x"}}), ("s", "default", "'x'")),
     "default that lacks a column": (
-        stream("s", "a INTEGER, b INTEGER NOT NULL", **LIMIT), ("s", "default", "s.b")
+        stream("s", "a INTEGER, b INTEGER NOT NULL", **LIMIT),
+        ("s", "default", "s.b"),
     ),
     "default with NULL in NOT NULL": (
-        stream("s", "a INTEGER NOT NULL", **{**LIMIT, "default": {"a": None}}), ("s", "default", "s.a", "NULL")
+        stream("s", "a INTEGER NOT NULL", **{**LIMIT, "default": {"a": None}}),
+        ("s", "default", "s.a", "NULL"),
     ),
     "default that is no row": (stream("s", **{**LIMIT, "default": [(1,)]}), ("s", "default", "(1,)")),
     # tables
@@ -190,32 +239,50 @@ MISTAKES: dict[str, tuple[Callable[[App], Any], tuple[str, ...]]] = {
     "table that is no DDL": (table(5), ("5", "CREATE TABLE")),
     "no table created": (table("SELECT 1"), ("one table", "SELECT 1")),
     "two tables at once": (
-        table("CREATE TABLE t (a INTEGER PRIMARY KEY); CREATE TABLE u (a INTEGER PRIMARY KEY)"), ("creates 2",)
+        table("CREATE TABLE t (a INTEGER PRIMARY KEY); CREATE TABLE u (a INTEGER PRIMARY KEY)"),
+        ("creates 2",),
     ),
     "table without primary key": (table("CREATE TABLE t (a INTEGER)"), ("t", "PRIMARY KEY")),
     "table with a float key": (table("CREATE TABLE t (a DOUBLE PRIMARY KEY)"), ("t.a", "DOUBLE", "integer")),
-    "table with an unsupported type": (table("CREATE TABLE t (k INTEGER PRIMARY KEY, a BIT)"), ("t.a", "BIT")),
+    "table with an unsupported type": (
+        table("CREATE TABLE t (k INTEGER PRIMARY KEY, a BIT)"),
+        ("t.a", "BIT"),
+    ),
     "table with a foreign key": (
-        table("CREATE TABLE t (a VARCHAR PRIMARY KEY REFERENCES totals (name))"), ("t", "FOREIGN KEY", "procedure")
+        table("CREATE TABLE t (a VARCHAR PRIMARY KEY REFERENCES totals (name))"),
+        ("t", "FOREIGN KEY", "procedure"),
     ),
     "table with a generated column": (
-        table("CREATE TABLE t (a INTEGER PRIMARY KEY, b INTEGER AS (a + 1))"), ("t.b", "generated")
+        table("CREATE TABLE t (a INTEGER PRIMARY KEY, b INTEGER AS (a + 1))"),
+        ("t.b", "generated"),
     ),
     "table name taken": (table("CREATE TABLE totals (a INTEGER PRIMARY KEY)"), ("totals", "taken")),
-    "table name taken by a stream": (table("CREATE TABLE events (a INTEGER PRIMARY KEY)"), ("events", "taken")),
-    "table name reserved": (table("CREATE TABLE tidegate_t (a INTEGER PRIMARY KEY)"), ("tidegate_t", "reserved")),
+    "table name taken by a stream": (
+        table("CREATE TABLE events (a INTEGER PRIMARY KEY)"),
+        ("events", "taken"),
+    ),
+    "table name reserved": (
+        table("CREATE TABLE tidegate_t (a INTEGER PRIMARY KEY)"),
+        ("tidegate_t", "reserved"),
+    ),
     "partition by an unknown column": (
-        table("CREATE TABLE t (a INTEGER PRIMARY KEY)", partition_by="b"), ("t", "'b'", "a")
+        table("CREATE TABLE t (a INTEGER PRIMARY KEY)", partition_by="b"),
+        ("t", "'b'", "a"),
     ),
     "primary key without the partition column": (
-        table("CREATE TABLE t (a INTEGER PRIMARY KEY, b INTEGER)", partition_by="b"), ("t", "b", "Add the partition")
+        table("CREATE TABLE t (a INTEGER PRIMARY KEY, b INTEGER)", partition_by="b"),
+        ("t", "b", "Add the partition"),
     ),
     "unique without the partition column": (
         table("CREATE TABLE t (a INTEGER, b INTEGER, PRIMARY KEY (a, b), UNIQUE (b))", partition_by="a"),
         ("t", "UNIQUE", "Add the partition"),
     ),
     "SQLAlchemy foreign key": (
-        table(sa.Table("t", sa.MetaData(), sa.Column("a", sa.String, sa.ForeignKey("totals.name"), primary_key=True))),
+        table(
+            sa.Table(
+                "t", sa.MetaData(), sa.Column("a", sa.String, sa.ForeignKey("totals.name"), primary_key=True)
+            )
+        ),
         ("t", "foreign keys"),
     ),
     "SQLAlchemy client-side default": (
@@ -227,25 +294,35 @@ MISTAKES: dict[str, tuple[Callable[[App], Any], tuple[str, ...]]] = {
     "nested, same member twice": (lambda app: app.nested("count", "count"), ("count", "twice")),
     "nested, unknown member": (lambda app: app.nested("count", "ordr"), ("'ordr'", "did you mean 'order'")),
     "nested, not connected": (lambda app: app.nested("count", "order"), ("order", "not connected", "count")),
-    "nested, name of a procedure": (lambda app: app.nested("count", "order", name="order"), ("'order'", "taken")),
+    "nested, name of a procedure": (
+        lambda app: app.nested("count", "order", name="order"),
+        ("'order'", "taken"),
+    ),
     "nested, no procedure": (lambda app: app.nested("count", 5), ("5", "procedure")),
     "trigger on an unknown stream": (
-        lambda app: app.trigger("event", "DELETE FROM totals"), ("'event'", "did you mean 'events'")
+        lambda app: app.trigger("event", "DELETE FROM totals"),
+        ("'event'", "did you mean 'events'"),
     ),
     "trigger on an unknown window": (
-        lambda app: app.trigger("count.w", "DELETE FROM totals"), ("count", "window 'w'")
+        lambda app: app.trigger("count.w", "DELETE FROM totals"),
+        ("count", "window 'w'"),
     ),
     "trigger on an unknown procedure": (
-        lambda app: app.trigger("cont.w", "DELETE FROM totals"), ("'cont'", "did you mean 'count'")
+        lambda app: app.trigger("cont.w", "DELETE FROM totals"),
+        ("'cont'", "did you mean 'count'"),
     ),
-}  # fmt: skip
+}
 
 
 def contents(app: App) -> tuple[Any, ...]:
     return (
-        dict(app.tables), dict(app.streams), dict(app.procedures), dict(app.nested_groups), list(app.triggers),
+        dict(app.tables),
+        dict(app.streams),
+        dict(app.procedures),
+        dict(app.nested_groups),
+        list(app.triggers),
         app.scratch._tables(),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
@@ -292,7 +369,9 @@ def test_sql_that_does_not_bind_is_refused_when_declared() -> None:
 
 
 def test_an_interior_stream_needs_a_producer() -> None:
-    with pytest.raises(DeclarationError, match=r"stream spare has no producer; .*outputs, or declare it with border=True"):
+    with pytest.raises(
+        DeclarationError, match=r"stream spare has no producer; .*outputs, or declare it with border=True"
+    ):
         sample().graph()
 
 
@@ -373,14 +452,16 @@ def test_a_procedure_does_not_take_a_nested_transactions_name() -> None:
     app = with_streams("b", "x")
     chain(app, ("p", "b", "x"), ("q", "x", ()))
     app.nested("p", "q", name="both")
-    with pytest.raises(DeclarationError, match="'both'.*nested"):
+    with pytest.raises(DeclarationError, match=r"'both'.*nested"):
         chain(app, ("both", "x", ()))
 
 
 def test_a_nested_transaction_that_waits_needs_a_deadline() -> None:
     app = with_streams("b decisions", "x")
     chain(app, ("p", "b", "x"), ("q", ("x", "decisions"), ()))
-    with pytest.raises(DeclarationError, match=r"locks held, while q waits for .*\(decisions\); .*deadline_s= and default="):
+    with pytest.raises(
+        DeclarationError, match=r"locks held, while q waits for .*\(decisions\); .*deadline_s= and default="
+    ):
         app.nested("p", "q", name="asking")
 
     app = with_streams("b", "x")
@@ -403,7 +484,7 @@ def test_a_deadline_is_for_a_stream_that_a_nested_transaction_waits_for() -> Non
     app = App()
     app.stream("decisions", "a INTEGER", border=True, deadline_s=60.0, default={"a": 0})
     chain(app, ("p", "decisions", ()))
-    with pytest.raises(DeclarationError, match="decisions.*nested"):
+    with pytest.raises(DeclarationError, match=r"decisions.*nested"):
         app.graph()
 
 
@@ -442,18 +523,22 @@ def test_sqlalchemy_tables_declare_the_same_as_ddl() -> None:
         sa.MetaData(),
         sa.Column("patient", sa.Integer, primary_key=True),
         sa.Column("drug", sa.String, primary_key=True),
-        sa.Column("dose", sa.Numeric(10, 2), sa.CheckConstraint("dose > 0"), nullable=False, server_default="1"),
+        sa.Column(
+            "dose", sa.Numeric(10, 2), sa.CheckConstraint("dose > 0"), nullable=False, server_default="1"
+        ),
         sa.Column("given_at", sa.DateTime),
         sa.Index("by_drug", "drug"),
     )
     ddl = """CREATE TABLE meds (patient INTEGER, drug VARCHAR, dose DECIMAL(10, 2) NOT NULL DEFAULT '1'
-             CHECK (dose > 0), given_at TIMESTAMP, PRIMARY KEY (patient, drug)); CREATE INDEX by_drug ON meds (drug)"""
+             CHECK (dose > 0), given_at TIMESTAMP, PRIMARY KEY (patient, drug));
+             CREATE INDEX by_drug ON meds (drug)"""
     ours, theirs = App(), App()
     assert ours.table(ddl, partition_by="patient") == theirs.table(declared, partition_by="patient")
     for fact in ("primary_key", "indexes", "partition_by"):
         assert getattr(ours.tables["meds"], fact) == getattr(theirs.tables["meds"], fact)
     our_columns, their_columns = (
-        [(c.name, c.type.sql, c.nullable, c.default) for c in app.tables["meds"].columns] for app in (ours, theirs)
+        [(c.name, c.type.sql, c.nullable, c.default) for c in app.tables["meds"].columns]
+        for app in (ours, theirs)
     )
     assert our_columns == their_columns
     assert [check.columns for check in theirs.tables["meds"].checks] == [("dose",)]

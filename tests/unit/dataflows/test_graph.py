@@ -81,7 +81,13 @@ def test_contraction_orders_what_would_otherwise_stand_between() -> None:
 
 def test_dataflows_are_the_connected_parts_named_after_their_first_unit() -> None:
     graph = build("a b c", "p: a > x", "q: x", "r: b", "s: c", "t: c")
-    assert {unit.name: unit.dataflow for unit in graph.units} == {"p": "p", "q": "p", "r": "r", "s": "s", "t": "s"}
+    assert {unit.name: unit.dataflow for unit in graph.units} == {
+        "p": "p",
+        "q": "p",
+        "r": "r",
+        "s": "s",
+        "t": "s",
+    }
     assert ranks(graph) == {"p": 0, "q": 1, "r": 0, "s": 0, "t": 1}
 
 
@@ -125,9 +131,12 @@ def test_a_units_access_is_the_union_of_its_members() -> None:
     app.table("CREATE TABLE stock (id INTEGER PRIMARY KEY)")
     app.stream("orders", "patient INTEGER", border=True, key="patient")
     app.stream("checked", "patient INTEGER")
-    app.procedure(inputs="orders", outputs="checked",
-        reads=[partition("meds"), committed("log"), "stock"])(named("check"))
-    app.procedure(inputs="checked", writes=[partition("meds"), "stock"], reads=[committed("log")])(named("give"))
+    app.procedure(inputs="orders", outputs="checked", reads=[partition("meds"), committed("log"), "stock"])(
+        named("check")
+    )
+    app.procedure(inputs="checked", writes=[partition("meds"), "stock"], reads=[committed("log")])(
+        named("give")
+    )
     app.nested("check", "give")
     (unit,) = app.graph().units
     access = {a.table: (a.write, a.by_key, a.committed) for a in unit.access}

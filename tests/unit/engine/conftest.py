@@ -10,7 +10,7 @@ import pytest
 from tidegate import App, Batch, Transaction, partition, window
 
 
-@pytest.fixture()
+@pytest.fixture
 def counter() -> App:
     """events → count → counted → note: a count per name, and what was counted last."""
     return make_counter()
@@ -19,12 +19,15 @@ def counter() -> App:
 def make_counter() -> App:
     app = App("counter")
     app.table("CREATE TABLE totals (name VARCHAR PRIMARY KEY, n BIGINT NOT NULL)")
-    app.table("CREATE TABLE notes (id BIGINT PRIMARY KEY, name VARCHAR NOT NULL, n BIGINT NOT NULL CHECK (n < 1000))")
+    app.table("CREATE TABLE notes (id BIGINT PRIMARY KEY, name VARCHAR NOT NULL, n BIGINT NOT NULL)")
     app.stream("events", "name VARCHAR NOT NULL, n BIGINT NOT NULL", border=True)
     app.stream("counted", "name VARCHAR, n BIGINT")
 
     @app.procedure(
-        inputs="events", outputs="counted", writes=["totals"], windows={"recent": window("events", count=3, slide=1)}
+        inputs="events",
+        outputs="counted",
+        writes=["totals"],
+        windows={"recent": window("events", count=3, slide=1)},
     )
     def count(txn: Transaction, events: Batch) -> None:
         for event in events:
@@ -51,7 +54,7 @@ def make_counter() -> App:
     return app
 
 
-@pytest.fixture()
+@pytest.fixture
 def ward() -> App:
     """orders → check → risky → prescribe ← decisions: a doctor decides about risky orders, per patient."""
     return make_ward()
@@ -60,16 +63,21 @@ def ward() -> App:
 def make_ward() -> App:
     app = App("ward")
     app.table(
-        "CREATE TABLE meds (patient INTEGER, drug VARCHAR, PRIMARY KEY (patient, drug))", partition_by="patient"
+        "CREATE TABLE meds (patient INTEGER, drug VARCHAR, PRIMARY KEY (patient, drug))",
+        partition_by="patient",
     )
     app.table("CREATE TABLE asked (patient INTEGER PRIMARY KEY, n INTEGER NOT NULL)", partition_by="patient")
     app.stream("orders", "patient INTEGER, drug VARCHAR NOT NULL", border=True, key="patient")
     app.stream("risky", "patient INTEGER, drug VARCHAR")
     app.stream("given", "patient INTEGER, drug VARCHAR")
     app.stream(
-        "decisions", "patient INTEGER NOT NULL, yes BOOLEAN NOT NULL", border=True, key="patient",
-        deadline_s=600.0, default={"yes": False},
-    )  # fmt: skip
+        "decisions",
+        "patient INTEGER NOT NULL, yes BOOLEAN NOT NULL",
+        border=True,
+        key="patient",
+        deadline_s=600.0,
+        default={"yes": False},
+    )
 
     @app.procedure(inputs="orders", outputs="risky", writes=[partition("meds"), partition("asked")])
     def check(txn: Transaction, orders: Batch) -> None:
@@ -97,10 +105,12 @@ def make_ward() -> App:
     return app
 
 
-@pytest.fixture()
+@pytest.fixture
 def flow() -> Callable[..., App]:
-    """``flow(body, **options)``: one procedure on stream ``events`` (n BIGINT) with a table ``t`` (n, word), and one
-    independent procedure on stream ``others`` with a table ``u``."""
+    """``flow(body, **options)``: ``body``, called ``work``, on stream ``events`` (n) with a table ``t``.
+
+    Beside it there is an independent procedure on stream ``others`` with a table ``u``.
+    """
 
     def make(body: Callable[..., Any], name: str = "work", **options: Any) -> App:
         app = App("flow")

@@ -72,7 +72,9 @@ def test_a_refused_row_aborts_and_names_table_column_and_value(engine_of: Make, 
 
     engine = engine_of(flow(body))
     ticket = engine.push("events", [(10,)])
-    with pytest.raises(Aborted, match=r"work aborted at position 1.0: t already has a row with n = 10; use upsert") as caught:
+    with pytest.raises(
+        Aborted, match=r"work aborted at position 1.0: t already has a row with n = 10; use upsert"
+    ) as caught:
         ticket.result()
     assert isinstance(caught.value.cause, ConstraintError)
     assert table(engine) == []
@@ -98,9 +100,11 @@ def test_an_exception_is_retried_then_halts_that_dataflow_only(
         engine.run_until_idle()
     assert attempts == [1, 2, 2, 2]
     assert tickets[0].result() is None
-    with pytest.raises(ProcedureFailed, match=r"work raised ZeroDivisionError: no luck \(line \d+ of .*test_failures"):
+    with pytest.raises(
+        ProcedureFailed, match=r"work raised ZeroDivisionError: no luck \(line \d+ of .*test_failures"
+    ):
         tickets[1].result()
-    with pytest.raises(StillWaiting, match=r"its dataflow is halted behind position 2.0"):
+    with pytest.raises(StillWaiting, match=r"is put aside: its dataflow is halted in front of position 2.0"):
         tickets[2].result(timeout_s=0.01)
     engine.push("others", [(9,)]).result()
     assert (table(engine), table(engine, "u")) == ([(1, "x")], [(9,)])
@@ -168,12 +172,17 @@ def test_a_dead_letter_lets_the_flow_go_on(engine_of: Make, flow: Flow) -> None:
     out = engine.subscribe("out")
     tickets = [engine.push("events", [(n,)]) for n in (1, 2, 3)]
     engine.run_until_idle()
-    with pytest.raises(ProcedureFailed, match="can't digest.*attempt 2"):
+    with pytest.raises(ProcedureFailed, match=r"can't digest.*attempt 2"):
         tickets[1].result()
     assert table(engine) == [(1, "x"), (3, "x")]
     assert [batch.id for batch in out] == [1, 3]
     (letter,) = engine.query("SELECT * FROM tidegate.dead_letters")
-    assert (letter.procedure, letter.stream, letter.batch_id, letter.rows) == ("work", "events", 2, "[{'n': 2}]")
+    assert (letter.procedure, letter.stream, letter.batch_id, letter.rows) == (
+        "work",
+        "events",
+        2,
+        "[{'n': 2}]",
+    )
     assert "can't digest" in letter.error
 
 
@@ -241,11 +250,13 @@ def test_ctrl_c_inside_a_procedure_leaves_a_consistent_engine(
     engine.push("events", [(1,)])
     engine.run_until_idle()
     with pytest.raises(stop):
-        engine.push("events", [(2,)])
-        engine.run_until_idle()
+        engine.push("events", [(2,)]).result()
     assert table(engine) == [(1, "x")]
     engine.push("others", [(5,)]).result()
-    assert engine.query("SELECT reason FROM tidegate.executions").scalar() == "its dataflow is halted behind position 2.0"
+    assert (
+        engine.query("SELECT reason FROM tidegate.executions").scalar()
+        == "is put aside: its dataflow is halted in front of position 2.0"
+    )
     interrupt = False
     engine.resume()
     engine.push("events", [(3,)]).result()
@@ -300,7 +311,9 @@ def test_a_ctrl_c_while_feeding_keeps_what_was_fed(open_engine: Make, flow: Flow
     assert table(engine) == [(0, "x"), (1, "x"), (2, "x")]
     resumed = True
     engine.resume()
-    assert [n for n, _ in table(engine)] == [0, 1, 2, 3, 4, 5], "rows were accepted by the chunk, so none is lost"
+    assert [n for n, _ in table(engine)] == [0, 1, 2, 3, 4, 5], (
+        "rows were accepted by the chunk, so none is lost"
+    )
 
 
 def test_the_journal_logs_halts_and_dead_letters(
@@ -312,5 +325,9 @@ def test_the_journal_logs_halts_and_dead_letters(
     open_engine(flow(body)).push("events", [(1,)])
     (record,) = caplog.records
     assert record.levelno == logging.ERROR
-    for fragment in ("dataflow work is halted in front of batch 1", "RuntimeError: down", "engine.resume('work')"):
+    for fragment in (
+        "dataflow work is halted in front of batch 1",
+        "RuntimeError: down",
+        "engine.resume('work')",
+    ):
         assert fragment in record.getMessage()

@@ -33,15 +33,29 @@ def test_executions_and_locks_of_a_waiting_person(engine_of: Make, ward: App, cl
     engine.submit("drugs", 7)
     (asking, looking) = rows(
         engine,
-        "SELECT position, unit, dataflow, batch_id, key, state, reason, running_s FROM tidegate.executions ORDER BY 1",
+        "SELECT position, unit, dataflow, batch_id, key, state, reason, running_s "
+        "FROM tidegate.executions ORDER BY position",
     )
     assert asking == (
-        "1.0", "prescribing", "prescribing", 3, "7", "suspended", "waits for its batch on stream decisions", 60.0,
-    )  # fmt: skip
-    assert looking[1:3] + looking[5:7] == ("drugs", "drugs", "waiting", "waits for the lock on meds[7] behind position 1.0")
+        "1.0",
+        "prescribing",
+        "prescribing",
+        3,
+        "7",
+        "suspended",
+        "waits for its batch on stream decisions",
+        60.0,
+    )
+    assert looking[1:3] + looking[5:7] == (
+        "drugs",
+        "drugs",
+        "waiting",
+        "waits for the lock on meds[7] behind position 1.0",
+    )
     locks = rows(
         engine,
-        "SELECT table_name, partition, mode, unit, held, waits_behind, held_by, age_s FROM tidegate.locks ORDER BY ALL",
+        "SELECT table_name, partition, mode, unit, held, waits_behind, held_by, age_s "
+        "FROM tidegate.locks ORDER BY ALL",
     )
     assert locks == [
         ("asked", "7", "write", "prescribing", True, None, None, 60.0),
@@ -53,7 +67,9 @@ def test_executions_and_locks_of_a_waiting_person(engine_of: Make, ward: App, cl
 def test_streams_and_windows(open_engine: Make, counter: App) -> None:
     engine = open_engine(counter, executor="manual")
     engine.push("events", [("a", 1), ("b", 2)], 40)
-    streams = rows(engine, "SELECT stream, border, last_batch_id, queued FROM tidegate.streams ORDER BY stream")
+    streams = rows(
+        engine, "SELECT stream, border, last_batch_id, queued FROM tidegate.streams ORDER BY stream"
+    )
     assert streams == [("counted", False, None, 1), ("events", True, 40, 1)]
     assert rows(engine, "SELECT * FROM tidegate.windows") == []
     engine.run_until_idle()
@@ -69,7 +85,10 @@ def test_a_border_stream_that_got_nothing_yet_is_listed(open_engine: Make, count
 def test_merges_and_tables(open_engine: Make, counter: App) -> None:
     engine = open_engine(counter)
     engine.push("events", [("a", 1), ("b", 2)])
-    assert rows(engine, "SELECT table_name, unmerged FROM tidegate.tables ORDER BY 1") == [("notes", 1), ("totals", 2)]
+    assert rows(engine, "SELECT table_name, unmerged FROM tidegate.tables ORDER BY 1") == [
+        ("notes", 1),
+        ("totals", 2),
+    ]
     engine.checkpoint()
     assert rows(engine, "SELECT number, rows FROM tidegate.merges") == [(1, 3)]
     assert rows(engine, "SELECT sum(unmerged) FROM tidegate.tables") == [(0,)]

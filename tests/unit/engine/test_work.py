@@ -179,7 +179,9 @@ def test_a_query_has_parameters_and_forms(open_engine: Make, counter: App) -> No
         ("DROP TABLE totals", ("DROP",)),
     ],
 )
-def test_a_query_that_is_wrong_says_why(open_engine: Make, counter: App, sql: str, fragments: tuple[str, ...]) -> None:
+def test_a_query_that_is_wrong_says_why(
+    open_engine: Make, counter: App, sql: str, fragments: tuple[str, ...]
+) -> None:
     engine = open_engine(counter)
     with pytest.raises(TidegateError) as caught:
         engine.query(sql)
@@ -224,7 +226,9 @@ def test_queries_while_threads_prepare_sql(open_engine: Make) -> None:
         (lambda e: e.resume("counter"), ("no halted dataflow 'counter'", "none")),
     ],
 )
-def test_called_wrongly(open_engine: Make, counter: App, use: Callable[[Engine], Any], fragments: tuple[str, ...]) -> None:
+def test_called_wrongly(
+    open_engine: Make, counter: App, use: Callable[[Engine], Any], fragments: tuple[str, ...]
+) -> None:
     engine = open_engine(counter)
     with pytest.raises(TidegateError) as caught:
         use(engine)
@@ -273,7 +277,9 @@ def test_closing_tells_those_who_still_wait(engine_of: Make, ward: App) -> None:
     engine.run_until_idle()
     behind = engine.submit("drugs", 1)
     engine.close()
-    with pytest.raises(EngineClosed, match=r"closed before prescribing on batch 1 key 1.*waits for .* decisions"):
+    with pytest.raises(
+        EngineClosed, match=r"closed before prescribing on batch 1 key 1.*waits for .* decisions"
+    ):
         ticket.result()
     with pytest.raises(EngineClosed, match=r"closed before drugs.*lock on meds\[1\]"):
         behind.result()
@@ -286,12 +292,15 @@ def test_sql_sees_the_batch_the_window_and_what_was_emitted(engine_of: Make) -> 
     app.stream("more", "n BIGINT")
     seen: list[Any] = []
 
-    @app.procedure(inputs="events", outputs="out", windows={"recent": tidegate.window("events", count=3, slide=1)})
+    @app.procedure(
+        inputs="events", outputs="out", windows={"recent": tidegate.window("events", count=3, slide=1)}
+    )
     def work(txn: tidegate.Transaction, events: tidegate.Batch) -> None:
         txn.emit("out", n=1)
         txn.emit("out", n=events[0].n)
         for name in ("events", "recent", "out"):
-            seen.append((name, [row.n for row in txn.execute(f"SELECT n FROM {name} ORDER BY n")]))
+            found = txn.execute(f"SELECT n FROM {name} ORDER BY n")
+            seen.append((name, [row.n for row in found]))
 
     @app.procedure(inputs="out", outputs="more")
     def after(txn: tidegate.Transaction, out: tidegate.Batch) -> None:
@@ -305,6 +314,12 @@ def test_sql_sees_the_batch_the_window_and_what_was_emitted(engine_of: Make) -> 
     engine.push("events", [(4,), (5,)])
     engine.push("events", [(6,), (7,)]).result()
     assert seen == [
-        ("events", [4, 5]), ("recent", [4, 5]), ("out", [1, 4]), ("out again", [1, 4]),
-        ("events", [6, 7]), ("recent", [5, 6, 7]), ("out", [1, 6]), ("out again", [1, 6]),
-    ]  # fmt: skip
+        ("events", [4, 5]),
+        ("recent", [4, 5]),
+        ("out", [1, 4]),
+        ("out again", [1, 4]),
+        ("events", [6, 7]),
+        ("recent", [5, 6, 7]),
+        ("out", [1, 6]),
+        ("out again", [1, 6]),
+    ]

@@ -51,7 +51,9 @@ def test_the_same_batch_again_is_not_new() -> None:
 def test_the_same_id_with_other_rows_is_refused() -> None:
     door = border()
     push(door, [(1, "a")], 5)
-    with pytest.raises(BatchError, match=r"batch 5 on orders was accepted before with other rows.*new id") as caught:
+    with pytest.raises(
+        BatchError, match=r"batch 5 on orders was accepted before with other rows.*new id"
+    ) as caught:
         push(door, [(1, "b")], 5)
     assert (caught.value.stream, caught.value.batch_id, caught.value.last_id) == ("orders", 5, 5)
 
@@ -71,7 +73,10 @@ def test_an_id_is_a_whole_number_of_64_bits(batch_id: Any) -> None:
 
 def test_a_keyed_stream_has_one_sequence_per_key() -> None:
     door = border(key="patient")
-    assert [(b.key, b.id, len(b)) for b in push(door, [(1, "a"), (2, "b"), (1, "c")], 5)] == [(1, 5, 2), (2, 5, 1)]
+    assert [(b.key, b.id, len(b)) for b in push(door, [(1, "a"), (2, "b"), (1, "c")], 5)] == [
+        (1, 5, 2),
+        (2, 5, 1),
+    ]
     assert [(b.key, b.id) for b in push(door, [(3, "x")], 2)] == [(3, 2)]
 
 

@@ -55,7 +55,10 @@ def test_source_and_sink():
         clock.advance(61)
         engine.push("answers", [(5,)], 2)
         assert [ticket.duplicate for ticket in source.feed(engine)] == [True, True]
-        assert [(batch.id, batch.rows) for batch in sink.batches("doubled")] == [(1, [(2,), (4,)]), (2, [(6,)])]
+        assert [(batch.id, batch.rows) for batch in sink.batches("doubled")] == [
+            (1, [(2,), (4,)]),
+            (2, [(6,)]),
+        ]
         assert sink.rows("doubled") == [(2,), (4,), (6,)]
         sink.close()
 
@@ -85,9 +88,9 @@ def test_check_order_tells_the_smallest_history(monkeypatch):
         txn.upsert("t", (1, n if old is None else old.n * 2 + n))
 
     monkeypatch.setattr(LowWaterMarks, "blocker", lambda marks, at, reads, writes: None)
+    calls = [Call("add", (n,)) for n in range(12)]
     with pytest.raises(OrderViolation) as caught:
-        for seed in range(20):
-            check_order(app, [Call("add", (n,)) for n in range(12)], seed=seed)
+        [check_order(app, calls, seed=seed) for seed in range(20)]
     violation = caught.value
     assert len(violation.inputs) == 2
     assert "call('add'" in str(violation)

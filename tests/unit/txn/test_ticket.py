@@ -66,7 +66,9 @@ def test_finishing_while_others_start_to_wait_loses_nobody() -> None:
         told: list[int] = []
         start = threading.Barrier(3)
 
-        def register(number: int, start: Any = start, ticket: Ticket = ticket, told: list[int] = told) -> None:
+        def register(
+            number: int, start: Any = start, ticket: Ticket = ticket, told: list[int] = told
+        ) -> None:
             start.wait()
             ticket.add_done_callback(lambda _: told.append(number))
             assert ticket.event().wait(5)
@@ -108,5 +110,5 @@ def test_awaiting_in_asyncio(executor: str, open_engine: Callable[..., Engine]) 
     async def fail() -> None:
         await engine.submit("double", -1)
 
-    with pytest.raises(Aborted, match="double aborted at position .*: negative"):
+    with pytest.raises(Aborted, match=r"double aborted at position .*: negative"):
         asyncio.run(fail())
