@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -13,15 +12,14 @@ from tidegate.clock import Clock, SystemClock
 from tidegate.config import Config
 from tidegate.dataflows.app import App
 from tidegate.dataflows.validation import unknown
-from tidegate.errors import (
-    BatchError,
-    DataError,
-    EngineClosed,
-    Overloaded,
-    TidegateError,
-)
 from tidegate.directory import Directory
 from tidegate.durability import Durability, Opened, as_logged
+from tidegate.errors import (
+    AccessError,
+    EngineClosed,
+    TidegateError,
+)
+from tidegate.intake import Intake
 from tidegate.journal import Journal
 from tidegate.merger import Merger
 from tidegate.opening import Progress, begin_log, recover
@@ -29,18 +27,16 @@ from tidegate.outbox import DurableSubscription, Outbox
 from tidegate.result import Result
 from tidegate.state import check_schemas, restore
 from tidegate.storage.database import Database
-from tidegate.streams.batch import Batch
 from tidegate.streams.border import Border
 from tidegate.subscription import Subscription
 from tidegate.txn.executors import Executor, SerialExecutor, ThreadExecutor
 from tidegate.txn.locks import LowWaterMarks, TwoPhaseLocks
 from tidegate.txn.log.record import Resumed
 from tidegate.txn.recovery import Report
-from tidegate.txn.program import UnitProgram
 from tidegate.txn.runtime import Runtime
 from tidegate.txn.scheduler import Scheduler
 from tidegate.txn.ticket import Ticket
-from tidegate.views import Merge, query
+from tidegate.views import Merge, Question, query, questions
 
 FEED_AHEAD = 1_000  # rows read ahead by feed(), whose keys are fetched together
 
@@ -105,7 +101,6 @@ class Engine:
         self.durable: Durability | None = None
         self.lock = threading.RLock()
         self._closed = False
-        self._ahead = self._prefetch_plan()
         self.directory = None if path is None else Directory(Path(path))
         try:
             self._open(accept_changed, progress)
@@ -126,6 +121,7 @@ class Engine:
         locks = LowWaterMarks() if self.config.locking == "low_water_mark" else TwoPhaseLocks()
         self.scheduler = Scheduler(self.graph, locks)
         self.outbox = Outbox(self)
+        self.intake = Intake(self)
         self.executor: Executor = SerialExecutor(self.runtime, self.scheduler, self.journal, self.clock, self.lock)
         if opened is not None:
             restore(self, meta)
@@ -142,7 +138,7 @@ class Engine:
     def _make_executor(self) -> Executor:
         parts = (self.runtime, self.scheduler, self.journal, self.clock, self.lock)
         if self.config.executor == "threads":
-            return ThreadExecutor(*parts, workers=self.config.workers, tick=self.tick)
+            return ThreadExecutor(*parts, workers=self.config.workers, tick=self.intake.tick)
         return SerialExecutor(*parts) if self.config.executor == "serial" else Executor(*parts)
 
     # ---- work in
@@ -166,42 +162,30 @@ class Engine:
         With a directory the ticket is done when the batch is on disk too.
         ``source`` and ``offset``: remembered with the batch, whole or not at all; see :meth:`position`.
         """
-        border = self.borders.get(stream) or self._no_border(stream)
+        intake = self.intake
+        border = intake.border(stream)
         parts = border.split(border.check_rows(rows))
         with self.lock:
-            self._work_begins()
-            if not self.app.streams[stream].awaited:  # an answer frees what waits for it
-                self._make_room(stream, timeout_s)  # lets go of the lock while it waits: look at the ids after it
-            ticket = Ticket(self._wait)
-            if batch_id is not None:
+            intake.begin(stream, timeout_s)  # may let go of the lock while it waits for room: look at the ids after it
+            ticket = Ticket(self.wait)
+            if batch_id is None:
+                intake.check_numbered(border)
+            else:
                 fresh = border.check_ids(parts, batch_id)
                 ticket.duplicate = bool(parts) and not fresh
                 parts = fresh
-                self._check_awaited(border, parts, batch_id)
+                intake.check_awaited(border, parts, batch_id)
             ticket.pending = 1  # not done before the last key is in
             for key, part in parts.items():
                 batch = border.accept(key, part, batch_id)
                 ticket.batch_ids.append(batch.id)
-                self.enter(batch, ticket, batch_id is not None, source, offset)
+                intake.enter(batch, ticket, batch_id is not None, source, offset)
             if ticket.duplicate and self.durable is not None:
-                self.durable.acknowledge(ticket, self.durable.writer.end)
+                self.durable.acknowledge(ticket, self.durable.writer.appended)
             ticket.pending -= 1
             if not ticket.pending:
                 ticket.finish()
         return ticket
-
-    def enter(
-        self, batch: Batch, ticket: Ticket, explicit: bool = False, source: str | None = None, offset: Any = None
-    ) -> None:
-        """An accepted border batch takes its place in the order. The caller holds the lock."""
-        self.sequence += 1
-        now = self.clock.now()
-        if source is not None:
-            self.offsets[source] = offset
-        if self.durable is not None:
-            self.durable.acknowledge(ticket, self.durable.pushed(self.sequence, now, batch, explicit, source, offset))
-        self.executor.submit(self.sequence, batch, now, ticket)
-        self.merger.look()
 
     def position(self, source: str) -> Any:
         """The offset that was pushed last for ``source``; None when there is none. A source goes on from there."""
@@ -214,73 +198,7 @@ class Engine:
         ``prefetch`` are fetched for many batches at a time. A row that is refused raises after the rows before it are in;
         the error's ``fed`` says how many those are. With a directory it returns when all of it is on disk.
         """
-        border = self.borders.get(stream) or self._no_border(stream)
-        if type(size) is not int or size < 1:
-            raise TidegateError(f"feed({stream!r}, …): size is a positive whole number of rows, got {size!r}", stream=stream)
-        if isinstance(rows, (str, Mapping)) or not isinstance(rows, Iterable):
-            raise DataError(f"feed({stream!r}, rows) takes rows to iterate over, got {type(rows).__name__}", relation=stream)
-        source = iter(rows)
-        fed = batches = 0
-        while chunk := list(islice(source, max(FEED_AHEAD // size, 1) * size)):
-            try:
-                checked = border.check_rows(chunk)
-            except DataError as error:
-                good = self._leading_good(border, chunk)
-                self._feed_chunk(border, good, size)
-                error.fed = fed + len(good)  # type: ignore[attr-defined]
-                raise
-            batches += self._feed_chunk(border, checked, size)
-            fed += len(chunk)
-        if self.durable is not None:
-            self.durable.sync()
-        return batches
-
-    def _feed_chunk(self, border: Border, rows: list[Any], size: int) -> int:
-        for table, place in self._ahead.get(border.name, ()):
-            self.database.prefetch(table, {row[place] for row in rows})
-        with self.lock:
-            self._work_begins()
-            inline = self.executor.inline_plan(border.name)
-            parts = [p for i in range(0, len(rows), size) for p in border.split(rows[i : i + size]).items()]
-            if inline is not None and self.scheduler.idle:
-                self._run_chunk(inline, border, parts, rows, size)
-            else:
-                for key, part in parts:
-                    self._make_room(border.name, None)
-                    self.enter(border.accept(key, part), Ticket(self._wait))
-            self.merger.look()
-        return len(parts)
-
-    def _run_chunk(
-        self, inline: list[UnitProgram], border: Border, parts: list[tuple[Any, list[Any]]], rows: list[Any], size: int
-    ) -> None:
-        """Run a chunk batch by batch; it is one record in the log. All of it takes its place, whatever happens to a part."""
-        now = self.clock.now()
-        if self.durable is not None:
-            self.durable.fed(self.sequence + 1, now, border.name, size, rows)
-        waiting = iter(parts)
-        try:
-            for key, part in waiting:
-                self.sequence += 1
-                if self.scheduler.idle:
-                    self.executor.run_inline(inline, self.sequence, border.accept(key, part), now, None)
-                else:
-                    self.executor.submit(self.sequence, border.accept(key, part), now, Ticket(self._wait))
-        except BaseException:
-            for key, part in waiting:
-                self.sequence += 1
-                Executor.submit(self.executor, self.sequence, border.accept(key, part), now, Ticket(self._wait))
-            raise
-
-    @staticmethod
-    def _leading_good(border: Border, chunk: list[Any]) -> list[Any]:
-        good: list[Any] = []
-        for row in chunk:
-            try:
-                good.extend(border.check_rows([row]))
-            except DataError:
-                break
-        return good
+        return self.intake.feed(stream, rows, size)
 
     def call(self, procedure: str | Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         """Call an OLTP procedure and return what it returns; raises what undid it."""
@@ -303,9 +221,8 @@ class Engine:
             arguments, named = as_logged(name, arguments, named)
         bound, partitions = program.members[0].bind_call(arguments, named)
         with self.lock:
-            self._work_begins()
-            self._make_room(name, None)
-            ticket = Ticket(self._wait)
+            self.intake.begin(name, None)
+            ticket = Ticket(self.wait)
             self.sequence += 1
             now = self.clock.now()
             if self.durable is not None:
@@ -314,60 +231,23 @@ class Engine:
             self.merger.look()
         return ticket
 
-    def _wait(self, ticket: Ticket, timeout_s: float | None) -> None:
+    def wait(self, ticket: Ticket, timeout_s: float | None = None) -> None:
+        """Return when the ticket is done (and on disk), or raise StillWaiting with what it waits for."""
         if self.durable is not None:
             self.durable.sync()
         if not ticket.done:
             self.executor.wait(ticket, timeout_s)
 
-    def _no_border(self, stream: str) -> Border:
-        if stream in self.app.streams:
-            raise TidegateError(
-                f"{stream} is an interior stream, fed by its procedure; push to a border stream: "
-                f"{', '.join(sorted(self.borders)) or 'there is none'}",
-                stream=stream,
-            )
-        raise unknown("push", "border stream", stream, self.borders)
-
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raise when the engine is closed, or when a procedure tries to use it behind its transaction's back."""
         if self._closed:
             raise EngineClosed("the engine is closed; open the app again to go on")
-
-    def _work_begins(self) -> None:
-        self._check_open()
-        if self.durable is not None:
-            self.durable.writer.check()
-        if self.scheduler.live:
-            self.tick()
-
-    def _check_awaited(self, border: Border, keys: Iterable[Any], batch_id: int) -> None:
-        if not self.app.streams[border.name].awaited:
-            return
-        for key in keys:
-            execution = self.scheduler.awaiting(border.name, key)
-            if execution is not None and execution.batch_id is not None and batch_id > execution.batch_id:
-                raise BatchError(
-                    f"batch {batch_id} on {border.name} would overtake batch {execution.batch_id}, which {execution} is "
-                    f"waiting for; answer that one first",
-                    stream=border.name, batch_id=batch_id, last_id=execution.batch_id,
-                )
-
-    def _has_room(self) -> bool:
-        return len(self.scheduler.live) + len(self.scheduler.parked) < self.config.capacity
-
-    def _make_room(self, name: str, timeout_s: float | None) -> None:
-        """Back-pressure: wait for the queues to drain (threads), or refuse."""
-        if self._has_room():
-            return
-        if self.config.executor == "threads" and timeout_s != 0:
-            self.executor.ended.wait_for(lambda: self._has_room() or self._closed, timeout_s)
-            self._check_open()
-        if not self._has_room():
-            raise Overloaded(
-                f"{self.config.capacity} executions are unfinished, so {name} takes no more for now; see tidegate.executions "
-                f"for what they wait for, then push again (the setting is Config.capacity)",
-                stream=name,
-                capacity=self.config.capacity,
+        inside = self.runtime.running.get(threading.get_ident()) if self.runtime.running else None
+        if inside is not None:
+            raise AccessError(
+                f"procedure {inside.procedure} uses the engine itself; inside a procedure everything goes through txn "
+                f"(txn.execute, txn.emit), so that it commits or aborts as one",
+                procedure=inside.procedure,
             )
 
     # ---- running
@@ -375,7 +255,7 @@ class Engine:
     def step(self) -> bool:
         """Run one execution that may run now; False when there is none. For executor="manual"."""
         with self.lock:
-            self._work_begins()
+            self.intake.check_ready()
         ran = self.executor.step()
         with self.lock:
             self.merger.look()
@@ -389,21 +269,15 @@ class Engine:
         return count
 
     def tick(self) -> None:
-        """Push the default for every awaited batch whose deadline has passed."""
-        for execution in self.scheduler.suspended():
-            stream = self.app.streams[str(execution.reason.stream)]
-            asked_at = execution.context.asked_at
-            if stream.deadline_s is None or self.clock.monotonic() - asked_at < stream.deadline_s:
-                continue
-            fill = {stream.key: execution.key} if stream.key else {}
-            border = self.borders[stream.name]
-            rows = border.check_rows([{**row, **fill} for row in stream.default])
-            self.enter(border.accept(execution.key, rows, execution.batch_id), Ticket(self._wait), explicit=True)
+        """Push the default for every awaited batch whose deadline has passed. Work and waiting threads do it by themselves."""
+        with self.lock:
+            self.check_open()
+            self.intake.tick()
 
     def resume(self, dataflow: str | None = None) -> None:
         """Let a halted dataflow (or all) go on, starting with the batch it stopped in front of."""
         with self.lock:
-            self._check_open()
+            self.check_open()
             names = list(self.scheduler.halted) if dataflow is None else [dataflow]
             for name in names:
                 if name not in self.scheduler.halted:
@@ -424,11 +298,18 @@ class Engine:
 
     def query(self, sql: Any, *parameters: Any, **named: Any) -> Result:
         """Run a read-only SQL query over all tables and the ``tidegate.*`` system views, at the newest committed state."""
-        self._check_open()
+        self.check_open()
         return query(self, sql, named or parameters)
+
+    def questions(self) -> list[Question]:
+        """What open nested transactions wait for: the questions put to people, oldest first."""
+        with self.lock:
+            self.check_open()
+            return questions(self)
 
     def subscribe(self, stream: str, *, capacity: int = 100_000) -> Subscription:
         """Follow the batches committed to a stream from now on, as long as this engine is open."""
+        self.check_open()
         self._check_emitted(stream)
         subscription = Subscription(self, stream, capacity)
         with self.lock:
@@ -437,6 +318,7 @@ class Engine:
 
     def subscribe_durably(self, stream: str, name: str) -> DurableSubscription:
         """Follow the batches of a stream under a name: what was not acknowledged is there again after a restart."""
+        self.check_open()
         self._check_emitted(stream)
         return self.outbox.subscribe(name, stream)
 
@@ -449,18 +331,8 @@ class Engine:
 
     def checkpoint(self, *, generation: bool = False) -> None:
         """Fold everything committed into the base now; ``generation``: and keep a copy of the base as it then is."""
-        self._check_open()
+        self.check_open()
         self.merger.merge(generation)
-
-    def _prefetch_plan(self) -> dict[str, list[tuple[str, int]]]:
-        plan: dict[str, list[tuple[str, int]]] = {}
-        for procedure in self.app.procedures.values():
-            for table, column in procedure.prefetch.items():
-                for stream in procedure.inputs:
-                    relation = self.app.streams[stream].relation
-                    if column in relation.index_of and self.app.streams[stream].border:
-                        plan.setdefault(stream, []).append((table, relation.index_of[column]))
-        return plan
 
     @property
     def merges(self) -> list[Merge]:

@@ -182,7 +182,7 @@ def _restore_unfinished(engine: Engine, saved: Mapping[str, Any]) -> None:
             execution = scheduler.readmit(
                 units[e["unit"]], e["position"], from_json(e["key"]), e["batch_id"], inputs, set(e["missing"])
             )
-            ticket = Ticket(engine._wait)
+            ticket = Ticket(engine.wait)
             ticket.pending = 1
             execution.context = Context(
                 engine.runtime.units[e["unit"]], dt.datetime.fromisoformat(e["time"]), ticket

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from tidegate.storage.schema import Column, Relation
 from tidegate.storage.statements import prepare
 from tidegate.storage.types import column_type
 from tidegate.storage.view import Access, View
+from tidegate.streams.batch import Batch
 from tidegate.txn.positions import describe
 from tidegate.txn.scheduler import Why
 
@@ -33,6 +35,43 @@ class Merge:
     rows: int
     seconds: float
     at: dt.datetime
+
+
+@dataclass(frozen=True)
+class Question:
+    """An open nested transaction that waits for a batch: push it to ``stream`` with this ``batch_id`` (and key).
+
+    ``batches``: what its members have emitted so far, by stream: what there is to decide on.
+    """
+
+    stream: str
+    key: Any
+    batch_id: int
+    unit: str
+    position: str
+    asked_s: float
+    deadline_in_s: float | None
+    batches: dict[str, Batch]
+
+
+def questions(engine: Engine) -> list[Question]:
+    """What waits for an answer now. The caller holds the engine's lock."""
+    now = engine.clock.monotonic()
+    found = []
+    for e in engine.scheduler.suspended():
+        assert e.batch_id is not None
+        stream = engine.app.streams[str(e.reason.stream)]
+        asked_s = now - (e.context.asked_at or now)
+        left = None if stream.deadline_s is None else max(stream.deadline_s - asked_s, 0.0)
+        batches = {name: batch for name, batch in e.context.txn.streams.items() if name in e.unit.outputs}
+        found.append(Question(stream.name, e.key, e.batch_id, e.unit.name, describe(e.position), asked_s, left, batches))
+    return found
+
+
+def _questions(engine: Engine) -> Iterable[tuple[Any, ...]]:
+    for q in questions(engine):
+        told = {name: [row._asdict() for row in batch] for name, batch in q.batches.items()}
+        yield (q.stream, _text(q.key), q.batch_id, q.unit, q.position, q.asked_s, q.deadline_in_s, json.dumps(told, default=str))
 
 
 class SystemView:
@@ -105,6 +144,12 @@ VIEWS = {
             "table_name VARCHAR, partition VARCHAR, mode VARCHAR, position VARCHAR, unit VARCHAR, held BOOLEAN, "
             "waits_behind VARCHAR, held_by VARCHAR, age_s DOUBLE",
             _locks,
+        ),
+        SystemView(
+            "questions",
+            "stream VARCHAR, key VARCHAR, batch_id BIGINT, unit VARCHAR, position VARCHAR, asked_s DOUBLE, "
+            "deadline_in_s DOUBLE, batches VARCHAR",
+            _questions,
         ),
         SystemView(
             "streams",

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from tidegate.errors import DeclarationError
+from tidegate.simulation import run
 from tidegate.simulation.apps import build
 from tidegate.simulation.run import make_case, modes, run_case, simulate_seed, world
 from tidegate.storage.versions import TRIMMED, VersionedTable
@@ -161,6 +162,7 @@ def test_locks_that_let_readers_past_writers_are_found(monkeypatch):
 
 def test_a_violation_is_told_with_a_small_history(monkeypatch):
     monkeypatch.setattr(LowWaterMarks, "blocker", lambda marks, at, reads, writes: None)
+    monkeypatch.setattr(run, "SHRINK_S", 2.0)
     seed = next(seed for seed in range(200) if list(violations(range(seed, seed + 1))))
     (failure,) = [f for f in simulate_seed(seed, tries=5).failures if f.executor == "manual"]
     assert f"seed {seed}" in failure.text or "seed " in failure.text

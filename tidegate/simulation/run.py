@@ -205,7 +205,7 @@ def simulate_seed(seed: int, threads: bool = False, tries: int = 30) -> Summary:
 def explain(case: Case, executor: Mode, violation: OrderViolation, tries: int) -> Failure:
     """The smallest app and history found that still show the violation."""
     if tries:
-        violation = shrink(violation, lambda inputs, seed: run_case(case, executor, inputs, seed), tries)
+        violation = shrink(violation, partial(run_case, case, executor), tries, SHRINK_S)
         case, violation = _simpler_app(case, executor, violation, tries)
     settings = f"{case.config}, merges {case.merges}"
     return Failure(case.seed, executor, f"{case.spec}\n\nsettings: {settings}\n\n{violation}")

@@ -46,6 +46,7 @@ class LogWriter:
         self._segment_bytes = segment_bytes
         self.on_synced = on_synced
         self.end = start  # LSN after the last appended record
+        self.appended = start  # the same, marks left out: nobody waits for those
         self.synced = start  # everything below is on disk
         self.syncs = 0
         self.full: OSError | None = None
@@ -68,11 +69,11 @@ class LogWriter:
         with self._changed:
             if self.failed is not None:
                 raise self._refusal()
-            if not self._buffer:
+            if self.appended <= self.synced:
                 self._changed.notify()
             self._buffer += frame
             self.end += len(frame)
-            end = self.end
+            end = self.appended = self.end
         if self._mode == "always":
             self.wait(end)
         return end
@@ -103,7 +104,7 @@ class LogWriter:
     def _loop(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._buffer or self._closed)
+                self._changed.wait_for(lambda: self.appended > self.synced or self._closed)
                 if self._closed:
                     return
                 self._changed.wait(self._max_delay_s)
