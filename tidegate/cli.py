@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -100,12 +103,80 @@ def sim(
         raise typer.Exit(1)
 
 
+@app.command("log")
+def show_log(
+    directory: Annotated[Path, typer.Argument(help="The engine's directory.")],
+    limit: Annotated[int, typer.Option(min=1, help="Records to show.")] = 50,
+    start: Annotated[int, typer.Option("--from", min=0, help="Begin at this LSN.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Print the command log. The engine may be running.
+
+    Example: tidegate log data --limit 20
+    """
+    from tidegate.logview import entries, table
+
+    found = entries(directory, start, limit)
+    if as_json:
+        for entry in found:
+            typer.echo(json.dumps(entry, default=str))
+    else:
+        console.print(table(found))
+
+
+@app.command()
+def verify(
+    directory: Annotated[Path, typer.Argument(help="The engine's directory, not open anywhere.")],
+    where: Annotated[str, typer.Option("--app", help="The app: package.module:app or file.py:app.")],
+    accept_changed: Annotated[bool, typer.Option(help="Re-execute with procedures that have changed since.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Run the log again from as far back as it goes and compare every table, window and waiting batch. Exit code 1: different.
+
+    Example: tidegate verify data --app app.py:app
+    """
+    from tidegate.loading import load_app
+    from tidegate.verify import verify as run
+
+    with _progress("replaying") as progress:
+        found = run(load_app(where), directory, accept_changed=accept_changed, progress=progress)
+    facts = {**asdict(found), "same": found.same}
+    _print(facts, as_json)
+    if not found.same:
+        raise typer.Exit(1)
+
+
+@app.command()
+def backup(
+    directory: Annotated[Path, typer.Argument(help="The engine's directory; it may be running.")],
+    target: Annotated[Path, typer.Argument(help="A new directory.")],
+) -> None:
+    """Copy an engine's directory, running or not. To restore, open the copy (or copy it back).
+
+    Example: tidegate backup data backups/monday
+    """
+    from tidegate.backup import backup_directory
+
+    backup_directory(directory, target)
+    console.print(f"{directory} copied to {target}")
+
+
 @app.command()
 def version() -> None:
     """Print the version."""
     from importlib.metadata import version as of
 
     typer.echo(of("tidegate"))
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar for long replays; calls give bytes done and bytes in all."""
+    from rich.progress import Progress
+
+    with Progress(console=told, transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _print(facts: dict[str, Any], as_json: bool) -> None:

@@ -14,7 +14,7 @@ import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tidegate.errors import BaseDamaged, TidegateError
+from tidegate.errors import BaseDamaged, DirectoryInUse, TidegateError
 from tidegate.storage.generations import inspect_base
 from tidegate.txn.log.files import OsFiles, sync_directory
 
@@ -27,6 +27,12 @@ class Generation(NamedTuple):
     number: int
     lsn: int
     path: Path
+
+
+def generation(path: Path) -> Generation:
+    """What a generation's name says."""
+    number, _, lsn = path.stem.partition("-")
+    return Generation(int(number), int(lsn), path)
 
 
 class Directory:
@@ -44,7 +50,7 @@ class Directory:
         except OSError:
             owner = os.read(self._lock, 200).decode(errors="replace").strip() or "another process"
             os.close(self._lock)
-            raise TidegateError(
+            raise DirectoryInUse(
                 f"{path} is open in {owner}; one process owns a directory. Close that one, or talk to it", path=path
             ) from None
         os.ftruncate(self._lock, 0)
@@ -59,11 +65,7 @@ class Directory:
 
     def generations(self) -> list[Generation]:
         """Kept copies, newest first."""
-        found = []
-        for path in self.generations_path.glob("*.duckdb"):
-            number, _, lsn = path.stem.partition("-")
-            found.append(Generation(int(number), int(lsn), path))
-        return sorted(found, reverse=True)
+        return sorted((generation(path) for path in self.generations_path.glob("*.duckdb")), reverse=True)
 
     def generation(self, number: int, lsn: int) -> Path:
         """Where the copy of the base after merge ``number`` goes."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from tidegate.backup import backup_engine
 from tidegate.clock import Clock, SystemClock
 from tidegate.config import Config
 from tidegate.dataflows.app import App
@@ -333,6 +334,11 @@ class Engine:
         """Fold everything committed into the base now; ``generation``: and keep a copy of the base as it then is."""
         self.check_open()
         self.merger.merge(generation)
+
+    def backup(self, target: str | Path) -> None:
+        """Copy this engine's directory to ``target`` while work goes on; the copy can be opened, and verifies."""
+        self.check_open()
+        backup_engine(self, Path(target))
 
     @property
     def merges(self) -> list[Merge]:

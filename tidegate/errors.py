@@ -13,6 +13,7 @@
     ├── StillWaiting          nothing can run now; names what the work waits for
     ├── Overloaded            the queues are full
     ├── EngineClosed          the engine was closed
+    ├── DirectoryInUse        another process has the directory open
     ├── LogError              the log on disk
     │   ├── DiskFull          ... has no room; work resumes when there is
     │   ├── LogFailed         ... could not be synced; the engine stops
@@ -92,6 +93,10 @@ class Overloaded(TidegateError):
 
 class EngineClosed(TidegateError):
     """The engine was closed."""
+
+
+class DirectoryInUse(TidegateError):
+    """Another process has the directory open. Facts: ``path``."""
 
 
 class LogError(TidegateError):

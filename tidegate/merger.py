@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from tidegate.state import saved_state
@@ -73,6 +75,12 @@ class Merger:
             self.done.append(
                 Merge(len(self.done) + 1, rows, engine.clock.monotonic() - started, engine.clock.now())
             )
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """No merge, and so no removal of old log segments, while inside."""
+        with self._one_at_a_time:
+            yield
 
     def _loop(self) -> None:
         period_s = self._engine.config.merge_every_s

@@ -1,0 +1,46 @@
+"""Finding an app by name: ``package.module:app`` or ``path/to/file.py:app``."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from tidegate.dataflows.app import App
+from tidegate.errors import TidegateError
+
+
+def load_app(where: str) -> App:
+    """The app at ``where``; a part after ``:`` names it (default: ``app``). A function without parameters is called."""
+    place, _, name = where.partition(":")
+    module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
+    found = getattr(module, name or "app", None)
+    if callable(found) and not isinstance(found, App):
+        found = found()
+    if not isinstance(found, App):
+        apps = [key for key, value in vars(module).items() if isinstance(value, App)]
+        hint = f"it has {', '.join(apps)}" if apps else "it has no App"
+        raise TidegateError(f"{place} has no app called {name or 'app'!r}; {hint}. Write {place}:NAME", where=where)
+    return found
+
+
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise TidegateError(f"there is no file {path}; give the app as path/to/file.py:app or package.module:app", path=path)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    sys.path.insert(0, str(path.resolve().parent))
+    spec.loader.exec_module(module)
+    return module
+
+
+def _load_module(name: str) -> ModuleType:
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise TidegateError(f"can't import {name!r}: {error}; give the app as package.module:app or file.py:app") from None
