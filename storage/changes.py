@@ -39,6 +39,7 @@ class _Undo:
 
     def roll_back(self) -> None:
         written = self._view.writes.get(self._table, {})
+        self._view.forget_written_index()
         for key, row in reversed(self._before):
             if row is _ABSENT:
                 del written[key]

@@ -41,7 +41,7 @@ class Change:
     def query(self, tree: exp.Expression, relations: Sequence[Relation] = (), target: bool = False) -> Query:
         tables = {**self.parsed.tables, **({self.schema.name: self.schema} if target else {})}
         known = {**self.parsed.relations, **{relation.name: relation for relation in relations}}
-        return Query(tree, tables, known, self.scratch, self.parsed.sql)
+        return Query(tree, tables, known, self.scratch, self.parsed.sql, stores=self.schema.name)
 
     def column(self, name: str, table: str | None = None) -> exp.Column:
         return exp.column(

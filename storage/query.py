@@ -11,7 +11,7 @@ import duckdb
 import pyarrow as pa
 from sqlglot import exp
 
-from tidegate.errors import StatementError
+from tidegate.errors import DataError, StatementError
 from tidegate.storage.base import META, tupled
 from tidegate.storage.ddl import Scratch, quote
 from tidegate.storage.determinism import stabilize
@@ -35,8 +35,10 @@ class Query:
         relations: Mapping[str, Relation],
         scratch: Scratch,
         sql: str,
+        stores: str | None = None,
     ) -> None:
         self.sql = sql
+        self._stores = stores  # the table its answer goes into: a value that does not fit is then bad data, not bad SQL
         self.tables = dict(tables)
         self.relations = dict(relations)
         self._scratch = scratch.connection
@@ -165,8 +167,11 @@ class Query:
         entries += self._ctes
         return (f"{self._with}{', '.join(entries)} " if entries else "") + self._body, given
 
-    def failed(self, error: duckdb.Error) -> StatementError:
-        return StatementError(f"{str(error).strip().splitlines()[0]}\n  {self.sql}", sql=self.sql)
+    def failed(self, error: duckdb.Error) -> StatementError | DataError:
+        told = str(error).strip().splitlines()[0]
+        if self._stores is not None and isinstance(error, (duckdb.ConversionException, duckdb.OutOfRangeException)):
+            return DataError(f"a new value does not fit table {self._stores}: {told}\n  {self.sql}", relation=self._stores)
+        return StatementError(f"{told}\n  {self.sql}", sql=self.sql)
 
 
 def _fetch_rows(cursor: Any, text: str, given: dict[str, Any]) -> tuple[Any, list[tuple[Any, ...]]]:

@@ -11,6 +11,7 @@ import datetime as dt
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -45,7 +46,7 @@ class View:
     batch, windows). ``now``, ``random`` and ``uuid`` are what SQL's functions of these names return.
     """
 
-    __slots__ = ("access", "commit", "database", "partitions", "position", "procedure", "relations", "writes")
+    __slots__ = ("_indexed", "access", "commit", "database", "partitions", "position", "procedure", "relations", "writes")
 
     def __init__(
         self,
@@ -64,6 +65,7 @@ class View:
         self.partitions = partitions or {}
         self.commit = commit
         self.writes: WriteSet = {}
+        self._indexed: dict[tuple[str, str], tuple[int, dict[Any, list[Key]]]] = {}
         self.relations: dict[str, tuple[Relation, Sequence[Row]]] = {}
 
     # ---- reading
@@ -144,11 +146,24 @@ class View:
         if None in values:
             return set()
         value = values if len(values) > 1 else values[0]
-        keys = set(index.candidates(value))
-        for key, row in self.writes.get(access.table.name, {}).items():
-            if row is not None and index.value_of(row) == value:
-                keys.add(key)
-        return keys
+        return {*index.candidates(value), *self._written_index(access.table.name, index).get(value, ())}
+
+    def forget_written_index(self) -> None:
+        """The write set changed other than by writing more."""
+        self._indexed.clear()
+
+    def _written_index(self, table: str, index: SecondaryIndex) -> dict[Any, list[Key]]:
+        """Own writes by indexed value, kept up as new keys are written; a key written again starts it afresh."""
+        written = self.writes.get(table)
+        if not written:
+            return {}
+        seen, found = self._indexed.get((table, index.name), (0, {}))
+        if seen < len(written):
+            for key, row in islice(written.items(), seen, None):
+                if row is not None:
+                    found.setdefault(index.value_of(row), []).append(key)
+            self._indexed[table, index.name] = (len(written), found)
+        return found
 
     def row(self, access: Access, key: Key) -> Row | None:
         """The visible row with this stored key, unchecked: for keys that came from the table itself."""
@@ -268,6 +283,8 @@ class View:
         if written is None:
             self.writes[table] = {key: row}
         else:
+            if self._indexed and key in written:
+                self._indexed.clear()
             written[key] = row
 
     def check_unique(self, access: Access, index: SecondaryIndex, key: Key, new: Row, old: Row | None) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tidegate.errors import Aborted, DeadlineExceeded, ProcedureFailed
+from tidegate.streams.batch import Batch
 from tidegate.txn.positions import describe
 from tidegate.txn.transaction import Transaction
 
@@ -73,7 +74,7 @@ class Journal:
         if self.log is not None:
             self.log.ended(txn, "dead_letter", str(error))
         facts = (describe(txn.position), txn.procedure)
-        batches = txn.inputs.values()
+        batches = _taken(txn)
         if not batches:
             arguments, named = txn.arguments
             told = ", ".join([*map(repr, arguments), *(f"{k}={v!r}" for k, v in named.items())])
@@ -89,8 +90,23 @@ class Journal:
             self.log.ended(txn, "halted", str(error), parked)
         log.error(
             "dataflow %s is halted in front of batch %s: %s. Fix the cause, then engine.resume(%r)",
-            txn.unit.unit.dataflow, txn.batch_id, error, txn.unit.unit.dataflow,
+            txn.unit.unit.dataflow,
+            txn.batch_id,
+            error,
+            txn.unit.unit.dataflow,
         )
+
+
+def _taken(txn: Transaction) -> list[Batch]:
+    """The batches the transaction worked on. A decision that came before anyone asked for it is not among them:
+    whether it had arrived by then is chance.
+    """
+    unread = set(txn.unit.unit.awaited)
+    for program in txn.unit.members:
+        unread.difference_update(program.inputs)
+        if program.name == txn.procedure:
+            break
+    return [batch for stream, batch in txn.inputs.items() if stream not in unread]
 
 
 def _text(key: Any) -> str | None:

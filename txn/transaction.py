@@ -76,6 +76,7 @@ class Transaction(View):
     def restart(self) -> None:
         """Forget everything done so far: nothing of it was visible to anyone."""
         self.writes = {}
+        self._indexed = {}
         self.relations = {}
         self.emitted: dict[str, list[Row]] = {}
         self.slides: dict[tuple[str, str], Slide] = {}

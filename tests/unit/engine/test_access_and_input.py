@@ -138,6 +138,10 @@ BAD_ROWS: dict[str, tuple[Callable[[Transaction, Batch], Any], tuple[str, ...]]]
         ("w.k (INTEGER)", "'x'"),
     ),
     "out of range": (lambda txn, _: txn.insert("w", (1, "a", 1000, None)), ("w.n (TINYINT)", "1000")),
+    "out of range in SQL": (
+        lambda txn, _: txn.execute("UPDATE w SET n = n + ? WHERE k = 0", 1000),
+        ("table w", "1001", "UPDATE w"),
+    ),
     "missing column": (lambda txn, _: txn.insert("w", k=1), ("w.word is missing", "{'k': 1}")),
     "extra column": (
         lambda txn, _: txn.insert("w", k=1, word="a", wrd="b"),
@@ -213,10 +217,6 @@ BAD_SQL: dict[str, tuple[Callable[[Transaction, Batch], Any], tuple[str, ...]]] 
     "unknown parameter": (lambda txn, _: txn.execute("SELECT $a", b=1), ("a", "b")),
     "DDL": (lambda txn, _: txn.execute("CREATE TABLE x (a INTEGER)"), ("CREATE",)),
     "a stream that is not here": (lambda txn, _: txn.execute("SELECT * FROM pings"), ("pings",)),
-    "out of range": (
-        lambda txn, _: txn.execute("UPDATE w SET n = n + ? WHERE k = 0", 1000),
-        ("1001", "UPDATE w"),
-    ),
     "bad cast of data": (lambda txn, _: txn.execute("SELECT CAST(word AS INTEGER) FROM w"), ("half",)),
 }
 

@@ -196,7 +196,7 @@ def test_literals_take_the_type_of_their_column(votes: Store, compiled: bool) ->
 @BOTH
 def test_overflow_is_duckdbs_error_on_both_paths(votes: Store, compiled: bool) -> None:
     votes.run("UPDATE votes SET n = 2147483647 WHERE phone = 1")
-    with pytest.raises(StatementError, match="Overflow"):
+    with pytest.raises(DataError, match="Overflow"):
         votes.run("UPDATE votes SET n = n + 1 WHERE phone = 1", compiled=compiled)
     assert votes.run("SELECT 1.0 / n FROM votes WHERE phone = 2").scalar() == float("inf")
 
