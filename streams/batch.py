@@ -55,6 +55,11 @@ class Batch:
     def stream(self) -> str:
         return self.relation.name
 
+    @property
+    def stable_id(self) -> tuple[str, Any, int]:
+        """(stream, key, batch-id): names these rows for good, in every run and after every crash."""
+        return self.relation.name, self.key, self.id
+
     def column(self, name: str) -> list[Any]:
         """The values of one column."""
         self.relation.column(name)

@@ -13,6 +13,7 @@ from tidegate.clock import Clock, SystemClock
 from tidegate.config import Config
 from tidegate.dataflows.app import App
 from tidegate.dataflows.validation import unknown
+from tidegate.delivery import Delivery, Sink, start_delivery
 from tidegate.directory import Directory
 from tidegate.durability import Durability, Opened, as_logged
 from tidegate.errors import (
@@ -323,6 +324,16 @@ class Engine:
         self._check_emitted(stream)
         return self.outbox.subscribe(name, stream)
 
+    def deliver(self, stream: str, sink: Sink, name: str | None = None, *, background: bool = False) -> Delivery:
+        """Send the batches of a stream to a sink, from now on and across restarts, in order for every key.
+
+        Exactly once when ``sink.transactional``, otherwise at least once with ``batch.stable_id``. ``delivery.pump()``
+        delivers what is waiting; ``background``: a thread does. ``name``: the same after every restart.
+        """
+        self.check_open()
+        self._check_emitted(stream)
+        return start_delivery(self, stream, sink, name, background)
+
     def _check_emitted(self, stream: str) -> None:
         if stream not in self.app.streams or self.app.streams[stream].border:
             emitted = [s.name for s in self.app.streams.values() if not s.border]
@@ -357,6 +368,7 @@ class Engine:
             self._closed = True
             self.executor.ended.notify_all()  # pushes that wait for room
         try:
+            self.outbox.close()
             self.executor.close()
             self.merger.close()
             self.merger.merge()

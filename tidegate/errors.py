@@ -13,6 +13,7 @@
     ├── StillWaiting          nothing can run now; names what the work waits for
     ├── Overloaded            the queues are full
     ├── EngineClosed          the engine was closed
+    ├── SinkError             a sink did not take a batch; it is kept and sent again
     ├── DirectoryInUse        another process has the directory open
     ├── LogError              the log on disk
     │   ├── DiskFull          ... has no room; work resumes when there is
@@ -97,6 +98,10 @@ class EngineClosed(TidegateError):
 
 class DirectoryInUse(TidegateError):
     """Another process has the directory open. Facts: ``path``."""
+
+
+class SinkError(TidegateError):
+    """A sink did not take a batch, which is kept and sent again. Facts: ``sink``, and ``stream`` where it applies."""
 
 
 class LogError(TidegateError):

@@ -7,7 +7,9 @@ handed out only when the log holds what caused it, so nothing is seen outside th
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from tidegate.errors import TidegateError
@@ -16,6 +18,7 @@ from tidegate.streams.batch import Batch
 from tidegate.txn.log.record import Delivered, Subscribed
 
 if TYPE_CHECKING:
+    from tidegate.delivery import Delivery
     from tidegate.engine import Engine
 
 Address = tuple[Any, int]  # (key, batch-id)
@@ -31,28 +34,60 @@ class DurableSubscription:
         self._outbox = outbox
         self.name = name
         self.stream = stream
-        self.waiting: dict[Address, tuple[int, Batch]] = {}  # not acknowledged: (LSN that makes it final, batch)
+        # not acknowledged, oldest first; ordered, because taking the first of a dict that lost many gets slow
+        self.waiting: OrderedDict[Address, Batch] = OrderedDict()
         self._handed_out: set[Address] = set()
         self._arrived = threading.Condition()
+        self._interrupted = False
 
     def receive(self, position: int, batch: Batch) -> None:
         """Called inside the commit."""
         with self._arrived:
-            self.waiting[batch.key, batch.id] = (self._outbox.lsn(), batch)
+            self.waiting[batch.key, batch.id] = batch
             self._arrived.notify_all()
 
     def get(self, timeout_s: float | None = 0) -> Batch | None:
         """The next batch that was not handed out yet; None when there is none within ``timeout_s`` seconds."""
+        return next(iter(self.take(1, timeout_s)), None)
+
+    def take(self, limit: int, timeout_s: float | None = 0) -> list[Batch]:
+        """Up to ``limit`` batches that were not handed out yet, waiting up to ``timeout_s`` seconds for the first.
+
+        They are final: everything in the log so far is on disk, what caused them and earlier acknowledgements included.
+        """
+        if timeout_s != 0:
+            self.wait(timeout_s)
         with self._arrived:
-            if timeout_s != 0:
-                self._arrived.wait_for(lambda: len(self.waiting) > len(self._handed_out), timeout_s)
-            found = next((item for item in self.waiting.items() if item[0] not in self._handed_out), None)
-            if found is None:
-                return None
-            address, (lsn, batch) = found
-            self._handed_out.add(address)
-        self._outbox.wait(lsn)
-        return batch
+            unseen = (batch for address, batch in self.waiting.items() if address not in self._handed_out)
+            batches = list(islice(unseen, limit))
+            self._handed_out.update((batch.key, batch.id) for batch in batches)
+        try:
+            if batches:
+                self._outbox.settle()
+        except BaseException:
+            self.put_back(batches)
+            raise
+        return batches
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Return when there is something to take, after ``timeout_s`` seconds, or when interrupted."""
+        with self._arrived:
+            self._arrived.wait_for(self._anything_new, timeout_s)
+
+    def _anything_new(self) -> bool:
+        return self._interrupted or len(self.waiting) > len(self._handed_out)
+
+    def put_back(self, batches: Iterable[Batch]) -> None:
+        """The batches were not dealt with after all: hand them out again, before those that came later."""
+        with self._arrived:
+            self._handed_out.difference_update((batch.key, batch.id) for batch in batches)
+            self._arrived.notify_all()
+
+    def interrupt(self) -> None:
+        """Nobody waits for batches any more: ``take`` returns at once from now on."""
+        with self._arrived:
+            self._interrupted = True
+            self._arrived.notify_all()
 
     def __iter__(self) -> Iterator[Batch]:
         while (batch := self.get()) is not None:
@@ -65,8 +100,10 @@ class DurableSubscription:
         """The batches are dealt with for good."""
         done = [batches] if isinstance(batches, Batch) else list(batches)
         addresses = [(batch.key, batch.id) for batch in done]
-        self._outbox.log(Delivered(self.name, [[to_json(key), batch_id] for key, batch_id in addresses]))
-        self.forget(addresses)
+        record = Delivered(self.name, [[to_json(key), batch_id] for key, batch_id in addresses])
+        with self._outbox.lock:  # one step for a checkpoint: neither before the record nor between the two
+            self._outbox.log(record)
+            self.forget(addresses)
 
     def forget(self, addresses: Iterable[Address]) -> None:
         with self._arrived:
@@ -80,7 +117,9 @@ class Outbox:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self.lock = engine.lock
         self.subscriptions: dict[str, DurableSubscription] = {}
+        self.deliveries: dict[str, Delivery] = {}
 
     def subscribe(self, name: str, stream: str) -> DurableSubscription:
         """The subscription ``name``: as it was left, or new from now on."""
@@ -102,6 +141,11 @@ class Outbox:
             self.log(Subscribed(name, subscription.stream, closed=True))
             self._drop(name)
 
+    def close(self) -> None:
+        """Stop delivering. What was not delivered waits for the next opening."""
+        for delivery in self.deliveries.values():
+            delivery.close()
+
     def _add(self, name: str, stream: str) -> DurableSubscription:
         subscription = self.subscriptions[name] = DurableSubscription(self, name, stream)
         self._engine.runtime.listeners.setdefault(stream, []).append(subscription.receive)
@@ -119,6 +163,15 @@ class Outbox:
     def wait(self, lsn: int) -> None:
         if self._engine.durable is not None:
             self._engine.durable.writer.wait(lsn)
+
+    def settle(self) -> None:
+        """Return when everything committed so far is on disk.
+
+        The end of the log is read under the lock: a commit hands its batches over before it appends its own record.
+        """
+        with self._engine.lock:
+            lsn = self.lsn()
+        self.wait(lsn)
 
     def log(self, record: Any) -> None:
         if self._engine.durable is not None:
@@ -140,7 +193,7 @@ class Outbox:
     def saved(self) -> list[Any]:
         return [
             [s.name, s.stream, [[to_json(key), i, to_json([tuple(row) for row in batch.rows])]
-                                for (key, i), (_, batch) in s.waiting.items()]]
+                                for (key, i), batch in s.waiting.items()]]
             for s in self.subscriptions.values()
         ]
 
@@ -152,4 +205,4 @@ class Outbox:
             subscription = self._add(name, stream)
             for key, batch_id, rows in waiting:
                 batch = Batch(relation, batch_id, [relation.row._make(from_json(row)) for row in rows], from_json(key))
-                subscription.waiting[batch.key, batch_id] = (0, batch)
+                subscription.waiting[batch.key, batch_id] = batch

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 from zlib import crc32
 
@@ -99,9 +100,7 @@ class Simulated:
     """A real app and what a test must be able to do to it."""
 
     app: App
-    broken: set[tuple[str, Any]] = field(
-        default_factory=set
-    )  # (procedure, batch-id) that raises until repaired
+    broken: set[tuple[str, Any]] = field(default_factory=set)  # procedure and batch-id: raises until repaired
 
     def repair(self, dataflow: str) -> None:
         self.broken.clear()
@@ -421,8 +420,9 @@ def _plain(row: Any) -> Any:
 # ---- declaring it
 
 
+@lru_cache(maxsize=32)
 def build(spec: AppSpec, world: World) -> Simulated:
-    """The real app."""
+    """The real app. Definitions are data, so that all runs of a spec share it."""
     simulated = Simulated(world.app())
     app = simulated.app
     for flow in spec.flows:

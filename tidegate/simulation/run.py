@@ -23,7 +23,7 @@ from tidegate.testing.order import Mode, OrderViolation, Report, Setting, run_on
 
 THREADS_EVERY = 5  # seeds between two runs with real threads
 SERIAL_EVERY = 4
-REOPEN_EVERY = 50  # … and between two on disk, closed and reopened on the way
+REOPEN_EVERY = 100  # … and between two on disk, closed and reopened on the way
 COMPARE_BASE_EVERY = 8
 CHUNK = 50
 SHRINK_S = 20.0
@@ -150,6 +150,7 @@ def run_case(
 ) -> Report:
     """One interleaving of a case; raises OrderViolation."""
     simulated: Simulated = build(case.spec, world())
+    simulated.broken.clear()
     simulated.broken.update(case.broken)
     config = {**case.config, "workers": 2 + case.seed % 3} if executor == "threads" else case.config
     setting = Setting(

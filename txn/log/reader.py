@@ -34,7 +34,10 @@ class Cut(NamedTuple):
 
 
 class LogReader:
-    """The log of one directory, from ``start`` (an LSN) to its end. ``end`` and ``cut`` are known when it is read."""
+    """The log of one directory, from ``start`` (an LSN) to its end. ``end`` and ``cut`` are known when it is read.
+
+    ``segment``: the header of the segment that the last entry came from.
+    """
 
     def __init__(self, files: Files, start: int = 0) -> None:
         self._files = files
@@ -44,33 +47,38 @@ class LogReader:
         self.segment: Segment | None = None
 
     def __iter__(self) -> Iterator[Entry]:
-        names = [name for name in self._files.names()]
+        names = self._files.names()
         starts = [int(name.removesuffix(".log")) for name in names]
+        unread = True
         for place, (name, begin) in enumerate(zip(names, starts, strict=True)):
             last = place == len(names) - 1
             if not last and starts[place + 1] <= self._start:
                 continue
-            if begin > max(self.end, self._start) and not (place == 0 and self.end == self._start == 0):
+            whole = begin <= self._start or self._start == 0 if unread else begin == self.end
+            if not whole:
                 raise LogDamaged(
-                    f"the log has a gap: {name} begins at {begin}, but what is before it ends at {self.end}; a segment "
-                    f"is missing. Restore it from a backup", file=name, lsn=self.end,
+                    f"the log has a gap: {name} begins at {begin}, but what is before it ends at {self.end}; a segment is "
+                    f"missing or cut short. Restore it from a backup", file=name, offset=0, lsn=self.end,
                 )
-            yield from self._segment(name, begin, last)
+            unread = False
+            yield from self._entries(name, begin, last)
 
-    def _segment(self, name: str, begin: int, last: bool) -> Iterator[Entry]:
+    def _entries(self, name: str, begin: int, last: bool) -> Iterator[Entry]:
         data = self._files.read(name)
         offset = 0
+        self.end = begin
         while offset < len(data):
-            entry = _entry(data, offset, begin)
-            if entry is None:
+            body = _body(data, offset)
+            if body is None:
                 self._bad(name, data, offset, begin, last)
                 return
-            offset = entry.end - begin
-            self.end = entry.end
-            if isinstance(entry.record, Segment):
-                self._check_format(name, entry.record)
-            elif entry.lsn >= self._start and not isinstance(entry.record, Mark):
-                yield entry
+            lsn, offset = begin + offset, offset + HEADER.size + len(body)
+            record = self._decoded(name, lsn - begin, body)
+            self.end = begin + offset
+            if isinstance(record, Segment):
+                self._check_format(name, record)
+            elif lsn >= self._start and not isinstance(record, Mark):
+                yield Entry(lsn, self.end, record)
         if not data and not last:
             raise self._damaged(name, 0, begin)
 
@@ -88,6 +96,16 @@ class LogReader:
             file=name, offset=offset, lsn=lsn,
         )
 
+    def _decoded(self, name: str, offset: int, body: bytes) -> Any_:
+        """A sound frame that can't be decoded is not damage: never cut it."""
+        try:
+            return decode(body)
+        except msgspec.MsgspecError:
+            raise RecoveryRefused(
+                f"log segment {name} holds a record at byte {offset} of a kind this tidegate does not know; a newer one wrote "
+                f"it: upgrade tidegate"
+            ) from None
+
     def _check_format(self, name: str, segment: Segment) -> None:
         if segment.format > FORMAT:
             raise RecoveryRefused(
@@ -96,18 +114,15 @@ class LogReader:
         self.segment = segment
 
 
-def _entry(data: bytes, offset: int, begin: int) -> Entry | None:
-    """The record at ``offset``, or None when there is no whole and sound one."""
+def _body(data: bytes, offset: int) -> bytes | None:
+    """The body of the frame at ``offset``, or None when there is no whole and sound one."""
     if offset + HEADER.size > len(data):
         return None
     size, crc = HEADER.unpack_from(data, offset)
+    if not 0 < size <= MAX_BODY or offset + HEADER.size + size > len(data):
+        return None
     body = data[offset + HEADER.size : offset + HEADER.size + size]
-    if not 0 < size <= MAX_BODY or len(body) != size or zlib.crc32(body) != crc:
-        return None
-    try:
-        return Entry(begin + offset, begin + offset + HEADER.size + size, decode(body))
-    except msgspec.MsgspecError:
-        return None
+    return body if zlib.crc32(body) == crc else None
 
 
 def _claims_beyond(data: bytes, offset: int, lsn: int) -> bool:
@@ -115,7 +130,15 @@ def _claims_beyond(data: bytes, offset: int, lsn: int) -> bool:
     for place in range(offset + 1, len(data) - HEADER.size):
         size = int.from_bytes(data[place : place + 4], "little")
         if 0 < size <= 16:  # marks are small
-            entry = _entry(data, place, 0)
-            if entry is not None and isinstance(entry.record, Mark) and entry.record.synced > lsn:
+            body = _body(data, place)
+            if body is not None and _synced(body) > lsn:
                 return True
     return False
+
+
+def _synced(body: bytes) -> int:
+    try:
+        record = decode(body)
+    except msgspec.MsgspecError:
+        return -1
+    return record.synced if isinstance(record, Mark) else -1

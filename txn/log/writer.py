@@ -8,13 +8,17 @@ an acknowledgement makes it sync at once. ``"always"``: every append is synced b
 ``"off"``: written in the background, never synced: for data that can be lost.
 
 A failed sync is final: nobody knows what is on disk, so the writer refuses everything after it. A full disk is not:
-the buffer is kept, new work is refused with DiskFull, and the next write that succeeds lifts the refusal.
+the buffer is kept, new work is refused with DiskFull, and the next write that succeeds lifts the refusal. What was
+appended meanwhile stays appended (it has happened in memory); nobody is told that it is on disk before it is.
 """
 
 from __future__ import annotations
 
+import errno
+import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 from tidegate.crashpoints import crash_point
@@ -22,8 +26,11 @@ from tidegate.errors import DiskFull, LogFailed
 from tidegate.txn.log.files import AppendFile, Files
 from tidegate.txn.log.record import Mark, Record, Segment, encode
 
+log = logging.getLogger("tidegate")
+
 Sync = Literal["always", "group", "off"]
 SEGMENT_BYTES = 64 << 20
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 
 
 class LogWriter:
@@ -37,6 +44,7 @@ class LogWriter:
         sync: Sync = "group",
         max_delay_s: float = 0.005,
         on_synced: Callable[[int], None] = lambda lsn: None,
+        on_failed: Callable[[LogFailed], None] = lambda error: None,
         segment_bytes: int = SEGMENT_BYTES,
     ) -> None:
         self._files = files
@@ -45,6 +53,7 @@ class LogWriter:
         self._max_delay_s = max_delay_s
         self._segment_bytes = segment_bytes
         self.on_synced = on_synced
+        self.on_failed = on_failed
         self.end = start  # LSN after the last appended record
         self.appended = start  # the same, marks left out: nobody waits for those
         self.synced = start  # everything below is on disk
@@ -55,7 +64,12 @@ class LogWriter:
         self._changed = threading.Condition()  # guards the buffer and the numbers above
         self._syncing = threading.Lock()  # one writes and syncs at a time
         self._closed = False
-        self._open_segment()
+        try:
+            self._open_segment()
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise self._fail(error) from error
+            raise DiskFull(f"no new log segment can be begun ({error}); free some space, then open again") from error
         self._thread: threading.Thread | None = None
         if sync != "always":
             self._thread = threading.Thread(target=self._loop, name="tidegate-log", daemon=True)
@@ -64,7 +78,9 @@ class LogWriter:
     # ---- appending
 
     def append(self, record: Record) -> int:
-        """Put a record into the log; returns the LSN to wait for. With ``"always"`` it is on disk already."""
+        """Put a record into the log; returns the LSN to wait for. With ``"always"`` it is on disk already, unless the
+        disk is full: the record then stays in the buffer, to be written before anything else.
+        """
         frame = encode(record)
         with self._changed:
             if self.failed is not None:
@@ -75,7 +91,10 @@ class LogWriter:
             self.end += len(frame)
             end = self.appended = self.end
         if self._mode == "always":
-            self.wait(end)
+            try:
+                self.wait(end)
+            except DiskFull:
+                pass
         return end
 
     def check(self) -> None:
@@ -83,7 +102,7 @@ class LogWriter:
         if self.failed is not None:
             raise self._refusal()
         if self.full is not None:
-            self._write_out(sync=False)
+            self._write_out(sync=self._mode != "off")
             if self.full is not None:
                 raise DiskFull(
                     f"the disk with the log is full ({self.full}); nothing new is accepted, what was acknowledged is safe. "
@@ -99,6 +118,18 @@ class LogWriter:
             if self.full is not None:
                 self.check()
 
+    def force(self, lsn: int) -> None:
+        """Like ``wait``, but syncs with ``"off"`` too: the base must never be ahead of the log."""
+        self.wait(lsn)
+        if self._mode == "off":
+            with self._telling(), self._syncing:
+                self._sync_file()
+
+    @property
+    def taking(self) -> bool:
+        """Can new work be taken, as far as is known?"""
+        return self.failed is None and self.full is None
+
     # ---- writing and syncing
 
     def _loop(self) -> None:
@@ -113,14 +144,16 @@ class LogWriter:
             try:
                 self._write_out(sync=self._mode != "off")
             except LogFailed:
-                return
+                return  # whoever waits has been told
+            except Exception:  # a ticket's callback
+                log.exception("a callback of a ticket failed; the log goes on")
             if self.full is not None:
                 with self._changed:
                     self._changed.wait(0.1)
 
     def _write_out(self, sync: bool) -> None:
         """Write the buffer and sync it; then note in the log, unsynced, how far it is on disk."""
-        with self._syncing:
+        with self._telling(), self._syncing:
             if not self._write():
                 return
             with self._changed:
@@ -136,13 +169,27 @@ class LogWriter:
                 self._roll()
         self.on_synced(self.synced)
 
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """A failure is told to whoever waits, when no lock of ours is held any more."""
+        try:
+            yield
+        except LogFailed as error:
+            self.on_failed(error)
+            raise
+
     def _sync_file(self) -> None:
+        if self.failed is not None:
+            raise self._refusal()
         try:
             self._file.sync()
         except OSError as error:
-            self.failed = error
-            raise self._refusal() from error
+            raise self._fail(error) from error
         self.syncs += 1
+
+    def _fail(self, error: OSError) -> LogFailed:
+        self.failed = error
+        return self._refusal()
 
     def _write(self) -> bool:
         """Move the buffer to the file; False when the disk is full (what was not written stays in the buffer)."""
@@ -157,6 +204,8 @@ class LogWriter:
                 rest = rest[count:]
             self.full = None
         except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise self._fail(error) from error
             self.full = error
         if rest:
             with self._changed:
@@ -173,11 +222,23 @@ class LogWriter:
                 self.end += len(frame)
 
     def _open_segment(self) -> None:
-        """Begin a segment at the end of the log; its first record is on disk before anything refers to it."""
-        self._segment_start = self._segment_end = self.end
-        self._file: AppendFile = self._files.create(segment_name(self.end))
-        self._file.write(self._segment)
-        self._file.sync()
+        """Begin a segment at the end of the log; its first record is on disk before anything refers to it.
+
+        Raises OSError, with the old segment still in use, when there is no room for a new one.
+        """
+        name = segment_name(self.end)
+        file = self._files.create(name)
+        try:
+            rest = memoryview(self._segment)
+            while rest:
+                rest = rest[file.write(rest) :]
+            file.sync()
+        except OSError:
+            file.close()
+            self._files.remove(name)
+            raise
+        self._file: AppendFile = file
+        self._segment_start = self.end
         self.end += len(self._segment)
         self._segment_end = self.synced = self.end
 
@@ -186,8 +247,15 @@ class LogWriter:
             if self._buffer:
                 return  # records that belong to this segment are waiting; next time
             self._sync_file()
-            self._file.close()
-            self._open_segment()
+            before = self._file
+            try:
+                self._open_segment()
+            except OSError as error:
+                if error.errno not in NO_ROOM:
+                    raise self._fail(error) from error
+                log.warning("no room for a new log segment (%s): the old one goes on", error)
+                return
+            before.close()
 
     def _refusal(self) -> LogFailed:
         return LogFailed(

@@ -1,0 +1,156 @@
+"""A directory as a sink: one file per batch, exactly once.
+
+The name of a file is the batch's stable id, and a file appears under its name whole or not at all: it is written under
+another name, synced, renamed, and the directory is synced before the batch counts as delivered. A batch that is sent again
+finds its file in place and changes nothing. That holds as long as the files stay until their delivery is acknowledged: a
+reader that moves a file away in the same second may see it again, under the same name.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import uuid
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Literal
+from urllib.parse import quote
+
+import pyarrow.parquet as pq
+
+from tidegate.connectors.plain import plain, plain_rows
+from tidegate.errors import SinkError
+from tidegate.storage.schema import Relation
+from tidegate.streams.batch import Batch
+from tidegate.streams.border import digest
+
+Format = Literal["ndjson", "csv", "parquet"]
+DIGEST = b"tidegate.digest"
+LONGEST_KEY = 150  # bytes of an encoded key in a file name; longer ones end in a digest
+
+
+class FileSink:
+    """Writes each batch to ``directory/stream-key-batchid.format`` (``stream-batchid.format`` without key).
+
+    >>> import tempfile
+    >>> FileSink(tempfile.mkdtemp(), format="csv").transactional
+    True
+    """
+
+    transactional = True
+    at_once = 100  # they share one sync of the directory
+
+    def __init__(self, directory: str | Path, format: Format = "ndjson") -> None:
+        if format not in WRITERS:
+            raise SinkError(f"FileSink(format={format!r}): use one of {', '.join(WRITERS)}", sink=str(directory))
+        self.directory = Path(directory)
+        self.format = format
+
+    def open(self, name: str, relation: Relation) -> None:
+        """Make the directory, and remove what an earlier process left half-written."""
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            for left in self.directory.glob(f".{relation.name}-*.tmp"):
+                left.unlink(missing_ok=True)
+            _sync(self.directory.parent)
+        except OSError as error:
+            raise self._refused(relation.name, error) from error
+
+    def path_of(self, batch: Batch) -> Path:
+        """Where the batch goes."""
+        key = "" if batch.key is None else f"-{_in_a_name(str(plain(batch.key)))}"
+        return self.directory / f"{batch.stream}{key}-{batch.id:020d}.{self.format}"
+
+    def send(self, batches: Sequence[Batch]) -> None:
+        try:
+            for batch in batches:
+                self._put(batch, self.path_of(batch))
+            _sync(self.directory)  # also when all were there: the rename may not be on disk yet
+        except OSError as error:
+            raise self._refused(batches[0].stream, error) from error
+
+    def _put(self, batch: Batch, path: Path) -> None:
+        data = WRITERS[self.format](batch)
+        if path.exists():
+            self._check_same(batch, path, data)
+            return
+        hidden = self.directory / f".{batch.stream}-{uuid.uuid4().hex}.tmp"  # no two processes write the same one
+        try:
+            with hidden.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            hidden.rename(path)
+        except BaseException:
+            hidden.unlink(missing_ok=True)
+            raise
+
+    def _check_same(self, batch: Batch, path: Path, data: bytes) -> None:
+        """A file in place is this batch, delivered before; if it is not, two engines write to one directory."""
+        if self.format == "parquet":
+            same = (pq.read_schema(path).metadata or {}).get(DIGEST) == digest(list(batch.rows)).encode()
+        else:
+            same = path.read_bytes() == data
+        if not same:
+            raise SinkError(
+                f"{path} is there with other rows than {batch!r}; another engine, or an earlier one whose directory is gone, "
+                f"wrote it. Give every engine a directory of its own for its files",
+                sink=str(self.directory), stream=batch.stream, batch_id=batch.id,
+            )
+
+    def _refused(self, stream: str, error: OSError) -> SinkError:
+        return SinkError(
+            f"can't write batches of {stream} to {self.directory}: {error}. Check that it is a directory, its permissions and "
+            f"the space on its disk; the batch is kept and written again",
+            sink=str(self.directory), stream=stream,
+        )
+
+    def close(self) -> None:
+        pass
+
+
+def _in_a_name(key: str) -> str:
+    text = quote(key, safe="").replace("-", "%2D")
+    if len(text) <= LONGEST_KEY:
+        return text
+    return f"{text[:LONGEST_KEY]}~{blake2b(key.encode(), digest_size=12).hexdigest()}"
+
+
+def _sync(directory: Path) -> None:
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+# ---- a batch as the bytes of a file: the same bytes for the same batch
+
+
+def _ndjson(batch: Batch) -> bytes:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in plain_rows(batch)).encode()
+
+
+def _csv(batch: Batch) -> bytes:
+    """With a header. NULL is an empty field, an empty text is ``""``."""
+    text = io.StringIO()
+    writer = csv.writer(text, quoting=csv.QUOTE_NOTNULL if hasattr(csv, "QUOTE_NOTNULL") else csv.QUOTE_NONNUMERIC)
+    writer.writerow(batch.relation.column_names)
+    for row in batch.rows:
+        values = [plain(value) for value in row]
+        writer.writerow([json.dumps(v, ensure_ascii=False) if isinstance(v, list) else v for v in values])
+    return text.getvalue().encode()
+
+
+def _parquet(batch: Batch) -> bytes:
+    table = batch.to_arrow()
+    table = table.replace_schema_metadata({DIGEST: digest(list(batch.rows)).encode()})
+    data = io.BytesIO()
+    pq.write_table(table, data)
+    return data.getvalue()
+
+
+WRITERS: dict[str, Callable[[Batch], bytes]] = {"ndjson": _ndjson, "csv": _csv, "parquet": _parquet}

@@ -1,0 +1,215 @@
+"""Delivery: committed output batches go to a sink outside, in order, across crashes of either side.
+
+    durable subscription ─▶ take ─▶ sink.send ─▶ ack (a record in the log)
+                              ▲         │
+                              └─────────┘ SinkError: put back, sent again later
+
+The log and the target are two systems, so a crash can fall between ``send`` and ``ack``; the batches are then sent again
+after recovery, with the same ids and the same rows. Whether they *arrive* once is up to the sink:
+
+* a **transactional** sink stores the id of a batch together with its rows, whole or not at all, and recognises the
+  repeat: each batch takes effect exactly once;
+* any other sink sees the repeat (at least once) and passes on ``batch.stable_id``, for the receiver to recognise it by.
+
+``take`` returns only what is on disk, earlier acknowledgements included. So nothing is sent that a crash could take back,
+and after a crash at most the batches of one ``send`` come again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from tidegate.crashpoints import crash_point
+from tidegate.errors import DiskFull, EngineClosed, SinkError, TidegateError
+from tidegate.outbox import DurableSubscription
+from tidegate.storage.schema import Relation
+from tidegate.streams.batch import Batch
+
+if TYPE_CHECKING:
+    from tidegate.engine import Engine
+
+log = logging.getLogger("tidegate")
+
+FIRST_PAUSE_S = 0.1  # after a failed send; doubled with every further one
+LONGEST_PAUSE_S = 30.0
+
+
+class Sink(Protocol):
+    """Where batches go. Called by one thread at a time.
+
+    ``transactional``: True when ``send`` has the effect of each batch exactly once, however often the batch is sent. That
+    takes a target that stores rows and batch-id together, or an effect that is named by the batch-id. False: at least once.
+    ``at_once``: how many batches one ``send`` takes at most. More is faster where they share a transaction; 1 means that a
+    failure repeats no other batch.
+    """
+
+    @property
+    def transactional(self) -> bool: ...
+
+    @property
+    def at_once(self) -> int: ...
+
+    def open(self, name: str, relation: Relation) -> None:
+        """Get ready for batches of ``relation`` under the delivery's ``name``; raise SinkError when that can't work."""
+
+    def send(self, batches: Sequence[Batch]) -> None:
+        """Take the batches, in this order. Returning means that they are safe; raising, that they are to be sent again."""
+
+    def close(self) -> None:
+        """Let go of connections."""
+
+
+class Delivery:
+    """One stream on its way to one sink. Made by :meth:`Engine.deliver`.
+
+    ``error`` is the last failure, None after a success; ``delivered`` counts batches since opening; ``len`` is how many wait.
+    """
+
+    def __init__(self, engine: Engine, subscription: DurableSubscription, sink: Sink) -> None:
+        self.name = subscription.name
+        self.stream = subscription.stream
+        self.sink = sink
+        self.error: Exception | None = None
+        self.delivered = 0
+        self._engine = engine
+        self._subscription = subscription
+        self._sending = threading.Condition()  # one sends at a time; notified after every attempt
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __len__(self) -> int:
+        return len(self._subscription)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __repr__(self) -> str:
+        state = "closed" if self._stop.is_set() else "failing" if self.error is not None else "open"
+        return f"<Delivery {self.name} {state} {self.delivered} delivered, {len(self)} waiting>"
+
+    # ---- delivering
+
+    def pump(self, limit: int = 1000) -> int:
+        """Deliver what is waiting, ``limit`` batches at most; returns how many. Needs no thread.
+
+        Raises SinkError when the sink does not take a batch. It is kept, in its place, for the next call.
+        """
+        self._engine.check_open()
+        count = 0
+        while count < limit:
+            sent = self._send_some(limit - count)
+            if not sent:
+                break
+            count += sent
+        return count
+
+    def run(self) -> None:
+        """Deliver until the engine closes, pausing after a failure: first 0.1 s, doubled each time up to 30 s."""
+        pause_s = FIRST_PAUSE_S
+        while not self._stop.is_set():
+            try:
+                self._subscription.wait()
+                self._send_some(self.sink.at_once)
+                pause_s = FIRST_PAUSE_S
+            except (SinkError, DiskFull):
+                self._stop.wait(pause_s)
+                pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+            except EngineClosed:
+                return
+
+    def drain(self, timeout_s: float | None = None) -> bool:
+        """Wait until nothing is left to deliver in the background; False when ``timeout_s`` seconds were not enough."""
+        with self._sending:
+            return self._sending.wait_for(lambda: not len(self) or self._stop.is_set(), timeout_s) and not len(self)
+
+    def _send_some(self, limit: int) -> int:
+        """Take, send, acknowledge: the whole protocol."""
+        batches: list[Batch] = []
+        with self._sending:
+            if self._stop.is_set():
+                raise EngineClosed(f"delivery {self.name} is closed; what waits is delivered after the next opening")
+            try:
+                batches = self._subscription.take(min(limit, self.sink.at_once))
+                if batches:
+                    crash_point("delivery-before-send")
+                    self._send(batches)
+                    crash_point("delivery-after-send")
+                    self._subscription.ack(batches)
+            except BaseException as error:
+                self._subscription.put_back(batches)
+                self._failed(error)
+                raise
+            self.error = None
+            self.delivered += len(batches)
+            self._sending.notify_all()
+        return len(batches)
+
+    def _send(self, batches: Sequence[Batch]) -> None:
+        try:
+            self.sink.send(batches)
+        except SinkError:
+            raise
+        except Exception as error:
+            raise SinkError(
+                f"{type(self.sink).__name__} raised {type(error).__name__}: {error} for {batches[0]!r} of delivery "
+                f"{self.name}; the batch is kept and sent again. Look at the target, or at the sink's own code",
+                sink=self.name, stream=self.stream,
+            ) from error
+
+    def _failed(self, error: BaseException) -> None:
+        if isinstance(error, Exception):
+            self.error = error
+            log.warning("delivery %s: %s", self.name, error)
+
+    # ---- starting and stopping
+
+    def start(self) -> None:
+        """Deliver on a thread of its own."""
+        self._thread = threading.Thread(target=self._run_logged, name=f"tidegate-delivery-{self.name}", daemon=True)
+        self._thread.start()
+
+    def _run_logged(self) -> None:
+        try:
+            self.run()
+        except Exception as error:
+            self.error = error
+            log.exception("delivery %s has stopped; what it had not delivered is kept", self.name)
+
+    def close(self) -> None:
+        """Finish the send that is under way and stop. Called by the engine before its log closes."""
+        self._stop.set()
+        self._subscription.interrupt()
+        if self._thread is not None:
+            self._thread.join()
+        with self._sending:
+            self._sending.notify_all()
+            try:
+                self.sink.close()
+            except Exception:
+                log.exception("delivery %s: its sink did not close", self.name)
+
+
+def start_delivery(engine: Engine, stream: str, sink: Sink, name: str | None, background: bool) -> Delivery:
+    """See :meth:`Engine.deliver`."""
+    name = f"{engine.app.name}/{stream}/{type(sink).__name__}" if name is None else name
+    if sink.transactional and engine.directory is None:
+        raise TidegateError(
+            f"deliver({stream!r}, {type(sink).__name__}): an engine in memory forgets its batch-ids, so the next run's batch 1 "
+            f"would be taken for a repeat of this run's. Open the app with a directory: tidegate.open(app, path)",
+            sink=name, stream=stream,
+        )
+    if name in engine.outbox.deliveries:
+        raise TidegateError(
+            f"delivery {name!r} is at work already; deliver({stream!r}, …, name=…) takes another name", sink=name
+        )
+    sink.open(name, engine.app.streams[stream].relation)
+    with engine.lock:
+        engine.check_open()
+        delivery = Delivery(engine, engine.outbox.subscribe(name, stream), sink)
+        engine.outbox.deliveries[name] = delivery
+    if background:
+        delivery.start()
+    return delivery
