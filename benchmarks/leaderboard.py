@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
@@ -16,33 +17,43 @@ from tidegate.examples.leaderboard.reference import Contest, Vote, random_votes
 Progress = Callable[[str], None]
 
 
-def bench(votes: int = 30_000, rounds: int = 5, seed: int = 1, progress: Progress = lambda text: None) -> dict[str, Any]:
+def bench(
+    votes: int = 30_000, rounds: int = 5, seed: int = 1, durable: bool = False, progress: Progress = lambda text: None
+) -> dict[str, Any]:
     """Medians over ``rounds`` alternating rounds. One vote is one batch and one nested transaction of up to three
-    executions; ``feed`` is the bulk path, ``push`` makes a ticket for every vote.
+    executions; ``feed`` is the bulk path, ``push`` makes a ticket for every vote and waits for none.
+
+    ``durable``: the headline is an engine with a directory and group commit, everything acknowledged at the end.
     """
     cast = random_votes(votes, seed)
     seconds: dict[str, list[float]] = {"dicts": [], "feed": [], "push": []}
+    if durable:
+        seconds |= {"durable_feed": [], "durable_push": []}
     correct = True
-    executions = 0
+    contest = Contest()
     for number in range(rounds):
         progress(f"round {number + 1} of {rounds}")
         contest = Contest()
         seconds["dicts"].append(_timed(partial(contest.run, cast)))
-        executions = votes + contest.valid + contest.valid // 1_000
-        for name, run in (("feed", _feed), ("push", _push)):
-            with start(leaderboard()) as engine:
-                seconds[name].append(_timed(partial(run, engine, cast)))
-                correct &= final_state(engine) == reference_state(contest)
+        for name in list(seconds)[1:]:
+            with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as place:
+                settings = {"path": place} if name.startswith("durable") else {}
+                with start(leaderboard(), **settings) as engine:
+                    run = _feed if name.endswith("feed") else _push
+                    seconds[name].append(_timed(partial(run, engine, cast)))
+                    correct &= final_state(engine) == reference_state(contest)
+    executions = votes + contest.valid + contest.valid // 1_000
     per_vote = {name: statistics.median(times) / votes for name, times in seconds.items()}
+    headline = "durable_feed" if durable else "feed"
     return {
         "votes": votes,
         "valid_votes": contest.valid,
         "executions": executions,
         "rounds": rounds,
-        "votes_per_s": round(1 / per_vote["feed"]),
-        "push_votes_per_s": round(1 / per_vote["push"]),
-        "dicts_votes_per_s": round(1 / per_vote["dicts"]),
-        "overhead_us_per_execution": round((per_vote["feed"] - per_vote["dicts"]) * votes / executions * 1e6, 2),
+        "durable": durable,
+        "votes_per_s": round(1 / per_vote[headline]),
+        **{f"{name}_votes_per_s": round(1 / spent) for name, spent in per_vote.items()},
+        "overhead_us_per_execution": round((per_vote[headline] - per_vote["dicts"]) * votes / executions * 1e6, 2),
         "correct": correct,
         **setting(),
     }
@@ -53,8 +64,10 @@ def _feed(engine: Any, votes: list[Vote]) -> None:
 
 
 def _push(engine: Any, votes: list[Vote]) -> None:
+    ticket = None
     for vote in votes:
-        engine.push("votes_in", [vote])
+        ticket = engine.push("votes_in", [vote])
+    ticket.result()
 
 
 def final_state(engine: Any) -> dict[str, Any]:

@@ -8,20 +8,18 @@ reader that moves a file away in the same second may see it again, under the sam
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import os
 import uuid
 from collections.abc import Callable, Sequence
-from hashlib import blake2b
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import quote
 
 import pyarrow.parquet as pq
 
-from tidegate.connectors.plain import plain, plain_rows
+from tidegate.connectors.plain import LONGEST_KEY, plain, plain_rows, short_digest
 from tidegate.errors import SinkError
 from tidegate.storage.schema import Relation
 from tidegate.streams.batch import Batch
@@ -29,7 +27,6 @@ from tidegate.streams.border import digest
 
 Format = Literal["ndjson", "csv", "parquet"]
 DIGEST = b"tidegate.digest"
-LONGEST_KEY = 150  # bytes of an encoded key in a file name; longer ones end in a digest
 
 
 class FileSink:
@@ -45,7 +42,9 @@ class FileSink:
 
     def __init__(self, directory: str | Path, format: Format = "ndjson") -> None:
         if format not in WRITERS:
-            raise SinkError(f"FileSink(format={format!r}): use one of {', '.join(WRITERS)}", sink=str(directory))
+            raise SinkError(
+                f"FileSink(format={format!r}): use one of {', '.join(WRITERS)}", sink=str(directory)
+            )
         self.directory = Path(directory)
         self.format = format
 
@@ -77,7 +76,9 @@ class FileSink:
         if path.exists():
             self._check_same(batch, path, data)
             return
-        hidden = self.directory / f".{batch.stream}-{uuid.uuid4().hex}.tmp"  # no two processes write the same one
+        hidden = (
+            self.directory / f".{batch.stream}-{uuid.uuid4().hex}.tmp"
+        )  # no two processes write the same one
         try:
             with hidden.open("xb") as file:
                 file.write(data)
@@ -98,14 +99,17 @@ class FileSink:
             raise SinkError(
                 f"{path} is there with other rows than {batch!r}; another engine, or an earlier one whose directory is gone, "
                 f"wrote it. Give every engine a directory of its own for its files",
-                sink=str(self.directory), stream=batch.stream, batch_id=batch.id,
+                sink=str(self.directory),
+                stream=batch.stream,
+                batch_id=batch.id,
             )
 
     def _refused(self, stream: str, error: OSError) -> SinkError:
         return SinkError(
             f"can't write batches of {stream} to {self.directory}: {error}. Check that it is a directory, its permissions and "
             f"the space on its disk; the batch is kept and written again",
-            sink=str(self.directory), stream=stream,
+            sink=str(self.directory),
+            stream=stream,
         )
 
     def close(self) -> None:
@@ -116,7 +120,7 @@ def _in_a_name(key: str) -> str:
     text = quote(key, safe="").replace("-", "%2D")
     if len(text) <= LONGEST_KEY:
         return text
-    return f"{text[:LONGEST_KEY]}~{blake2b(key.encode(), digest_size=12).hexdigest()}"
+    return f"{text[:LONGEST_KEY]}~{short_digest(key)}"
 
 
 def _sync(directory: Path) -> None:
@@ -135,14 +139,22 @@ def _ndjson(batch: Batch) -> bytes:
 
 
 def _csv(batch: Batch) -> bytes:
-    """With a header. NULL is an empty field, an empty text is ``""``."""
-    text = io.StringIO()
-    writer = csv.writer(text, quoting=csv.QUOTE_NOTNULL if hasattr(csv, "QUOTE_NOTNULL") else csv.QUOTE_NONNUMERIC)
-    writer.writerow(batch.relation.column_names)
-    for row in batch.rows:
-        values = [plain(value) for value in row]
-        writer.writerow([json.dumps(v, ensure_ascii=False) if isinstance(v, list) else v for v in values])
-    return text.getvalue().encode()
+    """With a header. NULL is an empty field; text is always quoted, so that an empty one is not NULL."""
+    lines = [batch.relation.column_names, *([plain(value) for value in row] for row in batch.rows)]
+    return "".join(",".join(map(_csv_field, line)) + "\n" for line in lines).encode()
+
+
+def _csv_field(value: Any) -> str:
+    match value:
+        case None:
+            return ""
+        case bool():
+            return str(value).lower()
+        case int() | float():
+            return str(value)
+        case list():
+            value = json.dumps(value, ensure_ascii=False)
+    return '"' + value.replace('"', '""') + '"'
 
 
 def _parquet(batch: Batch) -> bytes:

@@ -7,10 +7,13 @@ import datetime as dt
 import json
 import uuid
 from decimal import Decimal
+from hashlib import blake2b
 from typing import Any
 from urllib.parse import quote
 
 from tidegate.streams.batch import Batch
+
+LONGEST_KEY = 150  # characters of a key in names and indexes
 
 
 def plain(value: Any) -> Any:
@@ -42,8 +45,13 @@ def plain_rows(batch: Batch) -> list[dict[str, Any]]:
 
 
 def key_text(batch: Batch) -> str:
-    """The key as text in which different keys stay different: ``null`` without one, ``"7"`` for text, ``7`` for a number."""
-    return json.dumps(plain(batch.key), ensure_ascii=False)
+    """The key as text: ``null`` without one, ``"7"`` for text, ``7`` for a number; a long one ends in a digest."""
+    text = json.dumps(plain(batch.key), ensure_ascii=False)
+    return text if len(text) <= LONGEST_KEY else f"{text[:LONGEST_KEY]}~{short_digest(text)}"
+
+
+def short_digest(text: str) -> str:
+    return blake2b(text.encode(), digest_size=12).hexdigest()
 
 
 def stable_text(batch: Batch) -> str:

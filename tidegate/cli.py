@@ -50,16 +50,18 @@ def demo(
 def bench_leaderboard(
     votes: Annotated[int, typer.Option(min=1, help="Votes per round.")] = 30_000,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds; medians are reported.")] = 5,
+    durable: Annotated[bool, typer.Option("--durable", help="With a directory and group commit.")] = False,
     as_json: Json = False,
 ) -> None:
     """The S-Store leaderboard against bare dictionaries.
 
-    Example: tidegate bench leaderboard --votes 30000 --json
+    Example: tidegate bench leaderboard --votes 30000 --durable --json
     """
     from tidegate.benchmarks.leaderboard import bench as run
 
     with told.status("measuring") as status:
-        _print(run(votes, rounds, progress=status.update), as_json)
+        facts = run(votes, rounds, durable=durable, progress=status.update)
+    _print(facts, as_json)
 
 
 @bench.command("kernel")
@@ -74,7 +76,24 @@ def bench_kernel(
     from tidegate.benchmarks.kernel import bench as run
 
     with told.status("measuring") as status:
-        _print(run(rounds, progress=status.update), as_json)
+        facts = run(rounds, progress=status.update)
+    _print(facts, as_json)
+
+
+@bench.command("durability")
+def bench_durability(
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; medians are reported.")] = 3,
+    as_json: Json = False,
+) -> None:
+    """Acknowledgement latency, log size, recovery speed, and what a merge holds up.
+
+    Example: tidegate bench durability
+    """
+    from tidegate.benchmarks.durability import bench as run
+
+    with told.status("measuring") as status:
+        facts = run(rounds, progress=status.update)
+    _print(facts, as_json)
 
 
 @app.command()

@@ -123,14 +123,18 @@ class Delivery:
     def drain(self, timeout_s: float | None = None) -> bool:
         """Wait until nothing is left to deliver in the background; False when ``timeout_s`` seconds were not enough."""
         with self._sending:
-            return self._sending.wait_for(lambda: not len(self) or self._stop.is_set(), timeout_s) and not len(self)
+            return self._sending.wait_for(
+                lambda: not len(self) or self._stop.is_set(), timeout_s
+            ) and not len(self)
 
     def _send_some(self, limit: int) -> int:
         """Take, send, acknowledge: the whole protocol."""
         batches: list[Batch] = []
         with self._sending:
             if self._stop.is_set():
-                raise EngineClosed(f"delivery {self.name} is closed; what waits is delivered after the next opening")
+                raise EngineClosed(
+                    f"delivery {self.name} is closed; what waits is delivered after the next opening"
+                )
             try:
                 batches = self._subscription.take(min(limit, self.sink.at_once))
                 if batches:
@@ -156,7 +160,8 @@ class Delivery:
             raise SinkError(
                 f"{type(self.sink).__name__} raised {type(error).__name__}: {error} for {batches[0]!r} of delivery "
                 f"{self.name}; the batch is kept and sent again. Look at the target, or at the sink's own code",
-                sink=self.name, stream=self.stream,
+                sink=self.name,
+                stream=self.stream,
             ) from error
 
     def _failed(self, error: BaseException) -> None:
@@ -168,7 +173,9 @@ class Delivery:
 
     def start(self) -> None:
         """Deliver on a thread of its own."""
-        self._thread = threading.Thread(target=self._run_logged, name=f"tidegate-delivery-{self.name}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run_logged, name=f"tidegate-delivery-{self.name}", daemon=True
+        )
         self._thread.start()
 
     def _run_logged(self) -> None:
@@ -199,11 +206,13 @@ def start_delivery(engine: Engine, stream: str, sink: Sink, name: str | None, ba
         raise TidegateError(
             f"deliver({stream!r}, {type(sink).__name__}): an engine in memory forgets its batch-ids, so the next run's batch 1 "
             f"would be taken for a repeat of this run's. Open the app with a directory: tidegate.open(app, path)",
-            sink=name, stream=stream,
+            sink=name,
+            stream=stream,
         )
     if name in engine.outbox.deliveries:
         raise TidegateError(
-            f"delivery {name!r} is at work already; deliver({stream!r}, …, name=…) takes another name", sink=name
+            f"delivery {name!r} is at work already; deliver({stream!r}, …, name=…) takes another name",
+            sink=name,
         )
     sink.open(name, engine.app.streams[stream].relation)
     with engine.lock:

@@ -12,13 +12,14 @@ import inspect
 import textwrap
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from tidegate.config import Config
 from tidegate.crashpoints import crash_point
 from tidegate.dataflows.app import App
 from tidegate.directory import KEPT_GENERATIONS, Directory
-from tidegate.errors import CorruptionError, DataError, RecoveryRefused
+from tidegate.errors import CorruptionError, DataError, LogDamaged, LogFailed, RecoveryRefused
 from tidegate.storage.codec import from_json, to_json
 from tidegate.storage.database import Database
 from tidegate.storage.generations import copy_base, sync_base
@@ -53,29 +54,40 @@ class Opened:
         self.oldest = int(names[0].removesuffix(".log")) if names else 0
         self.end = max(reader.end, self.oldest)
         self.cut: Cut | None = reader.cut
-        self.segment = reader.segment
         if reader.cut is not None:
             directory.files.truncate(reader.cut.file, reader.cut.offset)
         for name in directory.files.names():
             if int(name.removesuffix(".log")) >= self.end:
                 directory.files.remove(name)  # created, but nothing reached it
 
+    def check(self, lsn: int) -> None:
+        """A base never holds more than the log: one that does says that the end of the log is gone."""
+        if lsn > self.end:
+            raise LogDamaged(
+                f"the base holds everything up to LSN {lsn}, but the log ends at {self.end}: its end is missing or damaged. "
+                f"Restore the log from a backup, then open again",
+                file=None, offset=None, lsn=self.end,
+            )
+
 
 class Durability:
-    """The log of an engine that is open for work."""
+    """The log of an engine that is open for work. ``lock``: the engine's."""
 
-    def __init__(self, app: App, config: Config, directory: Directory, opened: Opened, merges: int) -> None:
+    def __init__(
+        self, app: App, config: Config, directory: Directory, opened: Opened, merges: int,
+        lock: AbstractContextManager[Any], on_failed: Callable[[LogFailed], None],
+    ) -> None:
         self.app = app
         self.directory = directory
         self.mode = app.recovery
         self.merges = merges
-        self._generation_lsn = opened.oldest
+        self._generation_lsn = max((g.lsn for g in directory.generations()), default=opened.oldest)
         self._generation_bytes = config.generation_bytes
+        self._lock = lock
         self._unacknowledged: deque[tuple[int, Ticket]] = deque()
-        self.finish_acknowledged: Callable[[Ticket], None] = lambda ticket: None
         segment = Segment(FORMAT, app.name, app.recovery, code_hashes(app), stream_columns(app))
         self.writer = LogWriter(
-            directory.files, opened.end, segment, config.sync, config.max_delay_s, self._synced
+            directory.files, opened.end, segment, config.sync, config.max_delay_s, self._synced, on_failed
         )
 
     # ---- acknowledging
@@ -88,17 +100,21 @@ class Durability:
             self._synced(self.writer.synced)
 
     def _synced(self, lsn: int) -> None:
+        """Taken from the queue and finished under one lock: whoever has called it knows that all up to ``lsn`` are told."""
         waiting = self._unacknowledged
-        while waiting and waiting[0][0] <= lsn:
-            try:
+        if not waiting:
+            return
+        with self._lock:
+            while waiting and waiting[0][0] <= lsn:
                 _, ticket = waiting.popleft()
-            except IndexError:
-                return
-            self.finish_acknowledged(ticket)
+                ticket.pending -= 1
+                if not ticket.pending:
+                    ticket.finish()
 
     def sync(self) -> None:
-        """Return when everything appended so far is on disk."""
-        self.writer.wait(self.writer.end)
+        """Return when everything appended so far is on disk, and the tickets know."""
+        self.writer.wait(self.writer.appended)
+        self._synced(self.writer.synced)
 
     # ---- records
 

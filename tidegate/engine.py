@@ -378,6 +378,13 @@ class Engine:
                     ticket.stop(EngineClosed(f"the engine was closed before {execution} could finish: it {execution.reason}"))
             self._let_go()
 
+    def abandon(self) -> None:
+        """Let go of everything as a crash would: no merge, nothing finished. What was acknowledged is recovered on opening."""
+        self._closed = True
+        self.executor.close()
+        self.merger.close()
+        self._let_go()
+
     def _let_go(self) -> None:
         """Close whatever is open, in the right order."""
         if self.durable is not None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import logging
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tidegate.durability import Durability, Opened, check_segment
-from tidegate.errors import CorruptionError
+from tidegate.errors import CorruptionError, LogFailed
 from tidegate.storage.codec import RowCodec, from_json
 from tidegate.streams.batch import Batch
 from tidegate.txn.log.reader import Entry, LogReader
@@ -42,8 +43,8 @@ class Target:
     def sequence(self, sequence: int) -> None:
         self._engine.sequence = sequence
 
-    def reaccept(self, record: Pushed | Fed, submit: Callable[..., None]) -> None:
-        """Accept what was accepted before, under the same numbers."""
+    def reaccept(self, record: Pushed | Fed) -> Iterator[tuple[int, Batch, dt.datetime]]:
+        """Accept what was accepted before, under the same numbers, batch by batch."""
         border = self.borders[record.stream]
         rows = self.codecs[record.stream].unpack(record.rows)
         time = from_us(record.time_us)
@@ -51,7 +52,7 @@ class Target:
             sequence = record.sequence
             for start in range(0, len(rows), record.size):
                 for key, part in border.split(rows[start : start + record.size]).items():
-                    submit(sequence, border.accept(key, part), time)
+                    yield sequence, border.accept(key, part), time
                     sequence += 1
             return
         ((key, part),) = border.split(rows).items()
@@ -63,7 +64,7 @@ class Target:
             )
         if record.source is not None:
             self.offsets[record.source] = from_json(record.offset)
-        submit(record.sequence, batch, time)
+        yield record.sequence, batch, time
 
     def apply_delivered(self, record: Delivered) -> None:
         self._engine.outbox.apply_delivered(record)
@@ -85,10 +86,15 @@ def recover(engine: Engine, opened: Opened, start: int, notes: list[str], accept
             if not isinstance(entry.record, Checkpoint):
                 yield entry
 
-    if next(entries(), None) is not None:
-        check_segment(engine.app, opened.segment, accept_changed)
     replay = Replay(Target(engine), engine.executor, engine.app.recovery)
-    report = replay.run(_watched(entries(), start, opened.end, progress), entries())
+    segment = None
+    reader = LogReader(files, start)
+    for entry in reader:
+        if reader.segment is not segment and not isinstance(entry.record, Checkpoint):
+            segment = reader.segment
+            check_segment(engine.app, segment, accept_changed)
+        replay.look_ahead(entry.record)
+    report = replay.run(_watched(entries(), start, opened.end, progress))
     report.notes = notes
     report.seconds = engine.clock.monotonic() - began
     if report.records or notes:
@@ -110,13 +116,13 @@ def _watched(entries: Iterator[Entry], start: int, end: int, progress: Progress)
 def begin_log(engine: Engine, opened: Opened, merges: int) -> Durability:
     """From now on everything accepted is logged."""
     assert engine.directory is not None
-    durable = Durability(engine.app, engine.config, engine.directory, opened, merges)
 
-    def finish(ticket: Any) -> None:
+    def stop(error: LogFailed) -> None:
+        """Nothing more will be acknowledged: whoever waits is told, instead of waiting for ever."""
         with engine.lock:
-            ticket.pending -= 1
-            if not ticket.pending:
-                ticket.finish()
+            for execution in engine.scheduler.waiting():
+                for ticket in execution.context.tickets:
+                    ticket.stop(error)
+            engine.executor.ended.notify_all()
 
-    durable.finish_acknowledged = finish
-    return durable
+    return Durability(engine.app, engine.config, engine.directory, opened, merges, engine.lock, stop)

@@ -14,20 +14,24 @@ every mode, and its outcome is repeated instead of its run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import datetime as dt
+from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from tidegate.errors import Aborted, CorruptionError, DeadlineExceeded, ProcedureFailed
+from tidegate.errors import Aborted, CorruptionError, DeadlineExceeded, ProcedureFailed, RecoveryRefused
 from tidegate.storage.codec import RowCodec, from_json
+from tidegate.streams.batch import Batch
 from tidegate.streams.border import Border
 from tidegate.txn.executors import Executor
 from tidegate.txn.log.reader import Entry
 from tidegate.txn.log.record import Called, Delivered, Executed, Fed, Pushed, Resumed, Subscribed, from_us
-from tidegate.txn.positions import describe
+from tidegate.txn.positions import describe, sequence_of
 from tidegate.txn.runtime import Runtime
 from tidegate.txn.scheduler import Execution, Scheduler, State
 from tidegate.txn.ticket import Ticket
+from tidegate.txn.transaction import Transaction
 
 
 class Recovering(Protocol):
@@ -42,7 +46,7 @@ class Recovering(Protocol):
 
     def apply_delivered(self, record: Delivered) -> None: ...
     def apply_subscribed(self, record: Subscribed) -> None: ...
-    def reaccept(self, record: Pushed | Fed, submit: Callable[..., None]) -> None: ...
+    def reaccept(self, record: Pushed | Fed) -> Iterator[tuple[int, Batch, dt.datetime]]: ...
 
 
 @dataclass
@@ -71,30 +75,38 @@ class Replay:
         self._executor = executor
         self._scheduler = engine.scheduler
         self._as_logged = mode in ("strong", "effects")
-        self._outcomes: dict[int, Executed] = {}  # outcomes to repeat
-        self._held: set[int] = set()  # must not run before the halt that put them aside
+        self._held: set[int] = set()  # weak mode: must not run before the record that says how they ended
+        self._stepwise = self._as_logged  # executions run when their record comes, not as part of admission
+        self._admitting: deque[Iterator[tuple[int, Batch, dt.datetime]]] = deque()
+        self._admitted = 0  # the sequence number of the last batch admitted
         self._ticket = Ticket(executor.wait)
         self.report = Report()
 
-    def run(self, entries: Iterable[Entry], ahead: Iterable[Entry]) -> Report:
-        """Apply ``entries``; ``ahead`` is the same records, read once before to know the failures."""
-        for entry in ahead:
-            if isinstance(entry.record, Executed) and entry.record.outcome in ("dead_letter", "expired", "halted"):
-                self._outcomes[entry.record.position] = entry.record
-                if entry.record.outcome == "halted":
-                    self._held |= {entry.record.position, *(entry.record.parked or ())}
+    def look_ahead(self, record: Any) -> None:
+        """Every record is shown once before the replay begins: what failed must not be run before its time."""
+        if isinstance(record, Executed) and not self._as_logged:
+            self._held |= {record.position, *(record.parked or ())}
+            self._stepwise = True
+
+    def run(self, entries: Iterable[Entry]) -> Report:
+        """Apply ``entries``."""
+        self._executor.watched = False  # a deadline that passed is in the log; no other one did
         for entry in entries:
             self._apply(entry.record)
+        self._admit_up_to(None)
         return self.report
 
     def _count(self, what: str, number: int = 1) -> None:
         self.report.replayed[what] = self.report.replayed.get(what, 0) + number
 
     def _apply(self, record: Any) -> None:
+        self._admit_up_to(sequence_of(record.position) if isinstance(record, Executed) else None)
         match record:
             case Pushed() | Fed():
                 self._count("batches", 1 if isinstance(record, Pushed) else -(-len(record.rows) // record.size))
-                self._engine.reaccept(record, self._submit)
+                self._admitting.append(self._engine.reaccept(record))
+                if isinstance(record, Pushed):
+                    self._admit_up_to(None)
             case Called():
                 self._count("calls")
                 self._call(record)
@@ -109,9 +121,22 @@ class Replay:
 
     # ---- accepted work
 
-    def _submit(self, sequence: int, batch: Any, time: Any) -> None:
-        self._engine.sequence = sequence
-        if self._as_logged or self._outcomes:
+    def _admit_up_to(self, sequence: int | None) -> None:
+        """Admit what is left of a chunk (None: all of it), as far as it was admitted when the next record was written.
+
+        A chunk is one record, but its batches went in one after another, each run before the next: where one of them
+        halted its dataflow, those behind it found it halted.
+        """
+        while self._admitting and (sequence is None or self._admitted < sequence):
+            batch = next(self._admitting[0], None)
+            if batch is None:
+                self._admitting.popleft()
+            else:
+                self._submit(*batch)
+
+    def _submit(self, sequence: int, batch: Batch, time: dt.datetime) -> None:
+        self._engine.sequence = self._admitted = sequence
+        if self._stepwise:
             Executor.submit(self._executor, sequence, batch, time, self._ticket)
             self._run_ready()
         else:
@@ -122,29 +147,26 @@ class Replay:
         arguments = from_json(record.arguments)
         named = {name: from_json(value) for name, value in record.named.items()}
         bound, partitions = unit.members[0].bind_call(arguments, named)
-        self._engine.sequence = record.sequence
+        self._engine.sequence = self._admitted = record.sequence
         given = (record.sequence, unit, bound, partitions, from_us(record.time_us), self._ticket)
-        if self._as_logged or self._outcomes:
+        if self._stepwise:
             Executor.submit_call(self._executor, *given)
             self._run_ready()
         else:
             self._executor.submit_call(*given)
 
     def _run_ready(self) -> None:
-        """Weak mode with failures in the log: run what may run, but repeat the outcomes that are known."""
+        """Weak mode with failures in the log: run what may run, except what has a record to come."""
         while not self._as_logged:
             ready = [e for e in self._scheduler.ready() if e.position not in self._held]
             if not ready:
                 return
-            self._repeat(self._scheduler.take(ready[0]), self._outcomes.get(ready[0].position))
+            self._executor.run(self._scheduler.take(ready[0]))
 
     # ---- executions
 
     def _executed(self, record: Executed) -> None:
-        if record.outcome == "halted":
-            self._held -= {record.position, *(record.parked or ())}
-        elif not self._as_logged:
-            return  # repeated when its turn came
+        self._held -= {record.position, *(record.parked or ())}
         execution = self._scheduler.live.get(record.position)
         if execution is None or execution.state is not State.READY:
             raise CorruptionError(
@@ -155,12 +177,12 @@ class Replay:
         self._repeat(self._scheduler.take(execution), record)
         self._run_ready()
 
-    def _repeat(self, execution: Execution, record: Executed | None) -> None:
+    def _repeat(self, execution: Execution, record: Executed) -> None:
         """Bring an execution to the outcome in the log; run it when that is what the log says."""
-        if record is None or (record.outcome in ("committed", "aborted") and record.writes is None):
-            self._executor.run(execution)
-            return
         txn = self._executor.start(execution)
+        if record.outcome in ("committed", "aborted") and record.writes is None:
+            self._run_again(execution, txn, record)
+            return
         facts: dict[str, Any] = {"procedure": record.procedure, "position": record.position}
         txn.procedure = record.procedure
         match record.outcome:
@@ -171,12 +193,25 @@ class Replay:
                 self._executor.settle(execution, Aborted(record.reason, reason=record.reason, **facts))
             case "expired":
                 self._executor.settle(execution, DeadlineExceeded(record.reason, reason=record.reason, **facts))
-            case "dead_letter" | "halted":
-                policy = "halt" if record.outcome == "halted" else record.outcome
+            case "dead_letter" | "halted" | "failed":
+                policy = record.outcome if record.outcome == "dead_letter" else "halt"
                 self._executor.settle(
                     execution,
                     ProcedureFailed(record.reason, attempts=0, on_failure=policy, parked=record.parked, **facts),
                 )
+
+    def _run_again(self, execution: Execution, txn: Transaction, record: Executed) -> None:
+        """Strong mode: the procedure runs again, and must end as it did."""
+        outcome = self._executor.runtime.attempt(txn)
+        as_it_did = outcome is None if record.outcome == "committed" else isinstance(outcome, Aborted)
+        if not as_it_did:
+            raise RecoveryRefused(
+                f"{execution} {record.outcome} when it first ran, but now it "
+                f"{'committed' if outcome is None else f'ended with: {outcome}'}; its procedure does not do the same thing "
+                f"twice. Take time and chance from txn, or declare the app with recovery='effects'",
+                changed=[record.procedure],
+            )
+        self._executor.settle(execution, outcome)
 
     def _put_effects(self, txn: Any, record: Executed) -> None:
         codecs = self._engine.codecs
@@ -198,5 +233,5 @@ class Replay:
             for ticket in execution.context.tickets:
                 ticket.resume()
         self._run_ready()
-        if not self._as_logged and not self._outcomes:
+        if not self._stepwise:
             self._executor.wake()

@@ -10,6 +10,8 @@ votes go too: they no longer count against the phones that cast them.
 
 from __future__ import annotations
 
+from typing import Any
+
 import tidegate
 from tidegate import App, Batch, Transaction, window
 
@@ -94,8 +96,9 @@ def leaderboard(contestants: int = 25, eliminate_every: int | None = 1_000) -> A
 app = leaderboard()
 
 
-def start(contest: App, **settings: object) -> tidegate.Engine:
-    """An engine in memory with the contestants set up."""
-    engine = tidegate.open(contest, **settings)  # type: ignore[arg-type]
-    engine.call("set_up")
+def start(contest: App, path: str | None = None, **settings: Any) -> tidegate.Engine:
+    """An engine with the contestants set up: in memory, or in the directory ``path``."""
+    engine = tidegate.open(contest, path, **settings)
+    if engine.sequence == 0:
+        engine.call("set_up")
     return engine

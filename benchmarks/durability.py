@@ -1,0 +1,147 @@
+"""What durability costs: acknowledgement latency, log size, recovery, and what a merge holds up."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import tidegate
+from tidegate import App, Batch, Transaction
+from tidegate.benchmarks.setting import setting
+from tidegate.dataflows.app import Recovery
+from tidegate.examples.leaderboard.app import leaderboard
+from tidegate.examples.leaderboard.reference import random_votes
+
+Progress = Callable[[str], None]
+MODES: tuple[Recovery, ...] = ("weak", "strong", "effects")
+
+
+def bench(rounds: int = 3, progress: Progress = lambda text: None) -> dict[str, Any]:
+    """Everything below, with the setting it was measured in."""
+    figures: dict[str, Any] = {}
+    for part in (modes, latency, merging):
+        progress(str(part.__doc__).splitlines()[0])
+        figures.update(part(rounds))
+    return {**figures, "rounds": rounds, **setting()}
+
+
+def modes(rounds: int, votes: int = 10_000) -> dict[str, Any]:
+    """Votes a second live and in recovery, and bytes of log per vote, for each recovery mode."""
+    cast = random_votes(votes)
+    found: dict[str, Any] = {}
+    for mode in MODES:
+        live, replay, size = [], [], 0.0
+        for _ in range(rounds):
+            with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as place:
+                live.append(votes / _run_and_stop(mode, Path(place), cast))
+                size = sum(p.stat().st_size for p in Path(place, "log").iterdir()) / votes
+                begin = time.perf_counter()
+                with tidegate.open(_contest(mode), place) as engine:
+                    replay.append(votes / engine.recovery.seconds)
+                    assert engine.recovery.replayed["batches"] == votes, engine.recovery
+                assert begin
+        found |= {
+            f"{mode}_live_votes_per_s": round(statistics.median(live)),
+            f"{mode}_recovery_votes_per_s": round(statistics.median(replay)),
+            f"{mode}_log_bytes_per_vote": round(size, 1),
+        }
+    return found
+
+
+def _contest(mode: Recovery) -> App:
+    app = leaderboard()
+    app.recovery = mode
+    return app
+
+
+def _run_and_stop(mode: Recovery, place: Path, votes: list[Any]) -> float:
+    """Feed all votes, then leave without a checkpoint, as a crash would."""
+    engine = tidegate.open(_contest(mode), place, merge_rows=10_000_000)
+    engine.call("set_up")
+    begin = time.perf_counter()
+    engine.feed("votes_in", votes)
+    seconds = time.perf_counter() - begin
+    engine.abandon()
+    return seconds
+
+
+def latency(rounds: int, seconds: float = 1.0) -> dict[str, Any]:
+    """Milliseconds from a push to its acknowledgement, at 1,000 and 10,000 batches a second (open loop)."""
+    found: dict[str, Any] = {}
+    for sync in ("always", "group", "off"):
+        for rate in (1_000, 10_000):
+            waits: list[float] = []
+            with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as place:
+                with tidegate.open(_counting(), place, sync=sync) as engine:
+                    waits = _open_loop(engine, rate, seconds)
+            waits.sort()
+            for name, part in (("p50", 0.5), ("p99", 0.99)):
+                found[f"ack_ms_{sync}_{rate}_{name}"] = round(waits[int(len(waits) * part)] * 1e3, 2)
+    return found
+
+
+def _open_loop(engine: tidegate.Engine, rate: int, seconds: float) -> list[float]:
+    """Push on a fixed schedule, whatever the answers do; latency counts from the scheduled moment."""
+    waits: list[float] = []
+    begin = time.perf_counter()
+    tickets = []
+    for number in range(int(rate * seconds)):
+        due = begin + number / rate
+        while (ahead := due - time.perf_counter()) > 0:
+            time.sleep(min(ahead, 0.0005))
+        ticket = engine.push("hits", [(number % 1_000,)])
+        ticket.add_done_callback(lambda _, due=due: waits.append(time.perf_counter() - due))  # type: ignore[misc]
+        tickets.append(ticket)
+    for ticket in tickets:
+        ticket.result()
+    return waits
+
+
+def _counting() -> App:
+    app = App("counting")
+    app.table("CREATE TABLE counters (id INTEGER PRIMARY KEY, n BIGINT NOT NULL)")
+    app.stream("hits", "id INTEGER NOT NULL", border=True)
+
+    @app.procedure(inputs="hits", writes=["counters"])
+    def count(txn: Transaction, hits: Batch) -> None:
+        for hit in hits:
+            row = txn.get("counters", hit.id)
+            txn.upsert("counters", (hit.id, 1 if row is None else row.n + 1))
+
+    return app
+
+
+def merging(rounds: int, rows: int = 1_000_000, changed: int = 100_000) -> dict[str, Any]:
+    """Seconds to merge 100,000 changed rows into 1,000,000, and the longest a push had to wait meanwhile."""
+    merge_s, stall_ms, pushes = [], [], []
+    with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as place:
+        with tidegate.open(_counting(), place, merge_rows=10_000_000, sync="off") as engine:
+            for first in range(0, rows, 100_000):
+                engine.feed("hits", [(i,) for i in range(first, first + 100_000)], size=10_000)
+            engine.checkpoint()
+            for number in range(rounds):
+                step = rows // changed
+                engine.feed("hits", [(i * step + number % step,) for i in range(changed)], size=10_000)
+                merger = threading.Thread(target=engine.checkpoint)
+                begin = time.perf_counter()
+                merger.start()
+                longest, count = 0.0, 0
+                while merger.is_alive():
+                    pushed = time.perf_counter()
+                    engine.push("hits", [(count % rows,)])
+                    longest = max(longest, time.perf_counter() - pushed)
+                    count += 1
+                merger.join()
+                merge_s.append(time.perf_counter() - begin)
+                stall_ms.append(longest * 1e3)
+                pushes.append(count)
+    return {
+        "merge_100000_into_1000000_s": round(statistics.median(merge_s), 2),
+        "longest_push_during_merge_ms": round(statistics.median(stall_ms), 1),
+        "pushes_during_merge": round(statistics.median(pushes)),
+    }

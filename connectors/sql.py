@@ -1,0 +1,262 @@
+"""A SQL database as a sink: exactly once.
+
+The rows of a batch and the mark that it was delivered are written in ONE transaction of the target database:
+
+    lock the sink's row ─▶ read the marks ─▶ insert the rows of batches without a mark ─▶ insert their marks ─▶ commit
+
+So the target never holds rows without their mark or a mark without its rows. If we crash, or lose the connection, before
+the commit is known, the batches are sent again, and the marks say which of them are there. The lock comes first, and the
+marks are read under it: a process that was thought dead, or a COMMIT of it that is still on its way, is waited for, and then
+seen. A mark carries a digest of its rows, so that a batch of *another* engine with the same id is an error, not a repeat.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.exc import NoSuchTableError, SQLAlchemyError
+
+from tidegate.connectors.plain import key_text
+from tidegate.connectors.sqltypes import converter, target_type
+from tidegate.errors import SinkError
+from tidegate.storage.schema import Relation
+from tidegate.streams.batch import Batch
+from tidegate.streams.border import digest
+
+SINKS = "tidegate_sinks"
+DELIVERED = "tidegate_delivered"
+
+
+class SqlSink:
+    """Inserts the rows of each batch into ``table`` of the database at ``url`` (or of an SQLAlchemy engine).
+
+    The table is made if it is missing; an existing one needs a column for each of the stream's, and may have others that
+    have a default. ``schema``: where it is, with the marks beside it. ``at_once``: batches that share a transaction.
+    ``history``: keep the mark of every batch. Otherwise those go that can't be sent again, because their acknowledgement is
+    in our log; a restored backup of the engine then stops with an error instead of recognising what was delivered after it.
+    """
+
+    transactional = True
+
+    def __init__(
+        self,
+        url: str | sa.URL | sa.Engine,
+        table: str,
+        *,
+        schema: str | None = None,
+        at_once: int = 100,
+        history: bool = False,
+    ) -> None:
+        self.name = table
+        self.at_once = at_once
+        self._table_name = table
+        self._schema = schema
+        self._history = history
+        self._owned = not isinstance(url, sa.Engine)
+        self._database = url if isinstance(url, sa.Engine) else _connect(url)
+        self._shown = self._database.url.render_as_string(hide_password=True)
+        metadata = sa.MetaData(schema=schema)
+        self._sinks = sa.Table(
+            SINKS,
+            metadata,
+            sa.Column("sink", sa.Text, primary_key=True),
+            sa.Column("stream", sa.Text, nullable=False),
+            sa.Column("sends", sa.BigInteger, nullable=False),
+        )
+        self._marks = sa.Table(
+            DELIVERED,
+            metadata,
+            sa.Column("sink", sa.Text, primary_key=True),
+            sa.Column("stream", sa.Text, primary_key=True),
+            sa.Column("key", sa.Text, primary_key=True),
+            sa.Column("batch_id", sa.BigInteger, primary_key=True, autoincrement=False),
+            sa.Column("digest", sa.Text, nullable=False),
+        )
+
+    # ---- getting ready
+
+    def open(self, name: str, relation: Relation) -> None:
+        """Make what is missing in the target, and check that what is there fits the stream."""
+        self.name = name
+        try:
+            self._marks.metadata.create_all(self._database)
+            self._target = self._find_or_create(relation)
+            self._register(relation.name)
+        except SQLAlchemyError as error:
+            raise self._refused(relation.name, error) from error
+        missing = [column for column in relation.column_names if column not in self._target.columns]
+        if missing:
+            raise SinkError(
+                f"table {self._table_name} in {self._shown} has no column {', '.join(missing)}, which stream {relation.name} "
+                f"has; it has {', '.join(self._target.columns.keys())}. Add it (ALTER TABLE), or give SqlSink another table",
+                sink=name,
+                stream=relation.name,
+                missing=missing,
+            )
+        self._columns: list[tuple[str, Callable[[Any], Any] | None]] = [
+            (column.name, converter(column.type, self._target.columns[column.name].type))
+            for column in relation.columns
+        ]
+
+    def _find_or_create(self, relation: Relation) -> sa.Table:
+        try:
+            return sa.Table(self._table_name, sa.MetaData(schema=self._schema), autoload_with=self._database)
+        except NoSuchTableError:
+            dialect = self._database.dialect.name
+            columns = [
+                sa.Column(c.name, target_type(c.type, dialect), nullable=c.nullable, autoincrement=False)
+                for c in relation.columns
+            ]
+            table = sa.Table(self._table_name, sa.MetaData(schema=self._schema), *columns)
+            table.create(self._database, checkfirst=True)
+            return table
+
+    def _register(self, stream: str) -> None:
+        """One row per sink, to lock."""
+        with self._database.begin() as connection:
+            known = connection.scalar(sa.select(self._sinks.c.stream).where(self._sinks.c.sink == self.name))
+            if known is None:
+                connection.execute(self._sinks.insert().values(sink=self.name, stream=stream, sends=0))
+        if known not in (None, stream):
+            raise SinkError(
+                f"delivery {self.name!r} has brought batches of {known} to {self._shown}, not of {stream}; use another name",
+                sink=self.name,
+                stream=stream,
+            )
+
+    # ---- delivering
+
+    def send(self, batches: Sequence[Batch]) -> None:
+        try:
+            with self._database.begin() as connection:
+                self._deliver(connection, batches)
+        except SQLAlchemyError as error:
+            raise self._refused(batches[0].stream, error) from error
+
+    def _deliver(self, connection: sa.Connection, batches: Sequence[Batch]) -> None:
+        """Everything that makes it exactly once happens here, in one transaction."""
+        self._lock(connection)
+        marks = self._read_marks(connection, batches)
+        fresh = [batch for batch in batches if self._is_fresh(batch, marks[key_text(batch)])]
+        if not fresh:
+            return
+        if rows := [row for batch in fresh for row in self._rows(batch)]:
+            connection.execute(self._target.insert(), rows)
+        connection.execute(self._marks.insert(), [self._mark(batch) for batch in fresh])
+        if not self._history:
+            self._forget_acknowledged(connection, batches)
+
+    def _lock(self, connection: sa.Connection) -> None:
+        """Writing to the sink's row locks it until the end of the transaction, in every database.
+
+        (``SELECT … FOR UPDATE`` is the same where it exists; SQLite has none, and would let two transactions read first.)
+        """
+        mine = self._sinks.c.sink == self.name
+        locked = connection.execute(self._sinks.update().where(mine).values(sends=self._sinks.c.sends + 1))
+        if locked.rowcount != 1:
+            raise SinkError(
+                f"the row of {self.name!r} in {SINKS} of {self._shown} is gone, so nobody knows what was delivered; restore "
+                f"it with {DELIVERED}, or close the engine and deliver under a new name",
+                sink=self.name,
+            )
+
+    def _read_marks(self, connection: sa.Connection, batches: Sequence[Batch]) -> dict[str, dict[int, str]]:
+        """What was delivered, as far as it concerns these batches: key → batch-id → digest."""
+        marks: dict[str, dict[int, str]] = defaultdict(dict)
+        chosen = sa.select(self._marks.c.key, self._marks.c.batch_id, self._marks.c.digest).where(
+            self._marks.c.sink == self.name,
+            self._marks.c.key.in_(sorted({key_text(batch) for batch in batches})),
+            self._marks.c.batch_id >= min(batch.id for batch in batches),
+        )
+        for key, batch_id, its_digest in connection.execute(chosen):
+            marks[key][batch_id] = its_digest
+        return marks
+
+    def _is_fresh(self, batch: Batch, marks: dict[int, str]) -> bool:
+        """False for a repeat. What is neither new nor a repeat stops the delivery: it would be lost, or be there twice."""
+        known = marks.get(batch.id)
+        if known is None and (not marks or batch.id > max(marks)):
+            return True
+        if known == digest(list(batch.rows)):
+            return False
+        what = (
+            "has other rows than the batch delivered under its id"
+            if known
+            else f"comes after batch {max(marks)}"
+        )
+        raise SinkError(
+            f"{batch!r} {what} to {self._table_name} in {self._shown}. Another engine delivers under the name {self.name!r}, "
+            f"or this one began anew or from a backup. Deliver under another name, and look at what is in the table",
+            sink=self.name,
+            stream=batch.stream,
+            batch_id=batch.id,
+        )
+
+    def _rows(self, batch: Batch) -> list[dict[str, Any]]:
+        return [
+            {
+                name: value if convert is None or value is None else convert(value)
+                for (name, convert), value in zip(self._columns, row, strict=True)
+            }
+            for row in batch.rows
+        ]
+
+    def _mark(self, batch: Batch) -> dict[str, Any]:
+        return {
+            "sink": self.name,
+            "stream": batch.stream,
+            "key": key_text(batch),
+            "batch_id": batch.id,
+            "digest": digest(list(batch.rows)),
+        }
+
+    def _forget_acknowledged(self, connection: sa.Connection, batches: Sequence[Batch]) -> None:
+        """What came before these batches is acknowledged in our log, so it can't be sent again."""
+        first: dict[str, int] = {}
+        for batch in batches:
+            first.setdefault(key_text(batch), batch.id)
+        marks = self._marks.c
+        older = (
+            (marks.sink == self.name)
+            & (marks.key == sa.bindparam("k"))
+            & (marks.batch_id < sa.bindparam("first"))
+        )
+        connection.execute(
+            self._marks.delete().where(older),
+            [{"k": key, "first": batch_id} for key, batch_id in first.items()],
+        )
+
+    def _refused(self, stream: str, error: SQLAlchemyError) -> SinkError:
+        why = str(getattr(error, "orig", None) or error).strip()
+        return SinkError(
+            f"{self._shown} did not take a batch of {stream} for table {self._table_name}: {why}. Check that the server is up "
+            f"and that the table takes these rows; the batch is kept and sent again",
+            sink=self.name,
+            stream=stream,
+        )
+
+    def close(self) -> None:
+        if self._owned:
+            self._database.dispose()
+
+
+def _connect(url: str | sa.URL) -> sa.Engine:
+    """An engine for the address; ``postgresql://`` means psycopg 3."""
+    address = sa.make_url(url)
+    settings: dict[str, Any] = {}
+    if address.get_backend_name() == "postgresql":
+        if address.drivername == "postgresql":
+            address = address.set(drivername="postgresql+psycopg")
+        if "connect_timeout" not in address.query:
+            settings["connect_timeout"] = 10
+    try:
+        return sa.create_engine(address, connect_args=settings, pool_pre_ping=True)
+    except ImportError as error:
+        raise SinkError(
+            f"{address.render_as_string()} needs a database driver that is not installed ({error}); for PostgreSQL: "
+            f"pip install 'tidegate[postgres]'",
+            sink=address.render_as_string(),
+        ) from error
