@@ -64,10 +64,8 @@ def _feed(engine: Any, votes: list[Vote]) -> None:
 
 
 def _push(engine: Any, votes: list[Vote]) -> None:
-    ticket = None
-    for vote in votes:
-        ticket = engine.push("votes_in", [vote])
-    ticket.result()
+    tickets = [engine.push("votes_in", [vote]) for vote in votes]
+    tickets[-1].result()
 
 
 def final_state(engine: Any) -> dict[str, Any]:

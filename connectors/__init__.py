@@ -1,1 +1,1 @@
-"""Sinks for output streams: SQL databases and files (exactly once), webhooks and callbacks (at least once)."""
+"""Sinks for output streams: SQL and files (exactly once), webhooks and callbacks (at least once)."""

@@ -12,8 +12,9 @@ from tidegate.streams.batch import Batch
 class CallbackSink:
     """Calls ``function(batch)`` for every batch; an exception has the batch sent again later.
 
-    At least once: a crash after the function returned and before that is in the log calls it again with the same batch.
-    ``batch.stable_id`` tells; a function that stores it together with its effect, both or none, makes it exactly once.
+    At least once: a crash after the function returned and before that is in the log calls it again with the
+    same batch. ``batch.stable_id`` tells; a function that stores it together with its effect, both or none,
+    makes it exactly once.
     """
 
     transactional = False

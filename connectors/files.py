@@ -1,9 +1,10 @@
 """A directory as a sink: one file per batch, exactly once.
 
-The name of a file is the batch's stable id, and a file appears under its name whole or not at all: it is written under
-another name, synced, renamed, and the directory is synced before the batch counts as delivered. A batch that is sent again
-finds its file in place and changes nothing. That holds as long as the files stay until their delivery is acknowledged: a
-reader that moves a file away in the same second may see it again, under the same name.
+The name of a file is the batch's stable id, and a file appears under its name whole or not at all: it is
+written under another name, synced, renamed, and the directory is synced before the batch counts as
+delivered. A batch that is sent again finds its file in place and changes nothing. That holds as long as the
+files stay until their delivery is acknowledged: a reader that moves a file away in the same second may see
+it again, under the same name.
 """
 
 from __future__ import annotations
@@ -90,15 +91,15 @@ class FileSink:
             raise
 
     def _check_same(self, batch: Batch, path: Path, data: bytes) -> None:
-        """A file in place is this batch, delivered before; if it is not, two engines write to one directory."""
+        """A file in place is this batch, delivered before; if not, two engines write here."""
         if self.format == "parquet":
             same = (pq.read_schema(path).metadata or {}).get(DIGEST) == digest(list(batch.rows)).encode()
         else:
             same = path.read_bytes() == data
         if not same:
             raise SinkError(
-                f"{path} is there with other rows than {batch!r}; another engine, or an earlier one whose directory is gone, "
-                f"wrote it. Give every engine a directory of its own for its files",
+                f"{path} is there with other rows than {batch!r}; another engine, or an earlier one whose "
+                "directory is gone, wrote it. Give every engine a directory of its own for its files",
                 sink=str(self.directory),
                 stream=batch.stream,
                 batch_id=batch.id,
@@ -106,8 +107,8 @@ class FileSink:
 
     def _refused(self, stream: str, error: OSError) -> SinkError:
         return SinkError(
-            f"can't write batches of {stream} to {self.directory}: {error}. Check that it is a directory, its permissions and "
-            f"the space on its disk; the batch is kept and written again",
+            f"can't write batches of {stream} to {self.directory}: {error}. Check that it is a directory, "
+            "its permissions and the space on its disk; the batch is kept and written again",
             sink=str(self.directory),
             stream=stream,
         )
@@ -154,7 +155,7 @@ def _csv_field(value: Any) -> str:
             return str(value)
         case list():
             value = json.dumps(value, ensure_ascii=False)
-    return '"' + value.replace('"', '""') + '"'
+    return '"' + str(value).replace('"', '""') + '"'
 
 
 def _parquet(batch: Batch) -> bytes:

@@ -17,7 +17,7 @@ LONGEST_KEY = 150  # characters of a key in names and indexes
 
 
 def plain(value: Any) -> Any:
-    """A stored value as JSON has it. Decimals and times become text, which loses no digit; bytes become base64.
+    """A stored value as JSON has it. Decimals and times become text, bytes base64; no digit is lost.
 
     >>> plain((Decimal("1.50"), dt.date(2026, 1, 2), None))
     ['1.50', '2026-01-02', None]
@@ -45,7 +45,7 @@ def plain_rows(batch: Batch) -> list[dict[str, Any]]:
 
 
 def key_text(batch: Batch) -> str:
-    """The key as text: ``null`` without one, ``"7"`` for text, ``7`` for a number; a long one ends in a digest."""
+    """The key as text: ``null`` without one, ``"7"`` for text, ``7`` for a number; a digest ends long ones."""
     text = json.dumps(plain(batch.key), ensure_ascii=False)
     return text if len(text) <= LONGEST_KEY else f"{text[:LONGEST_KEY]}~{short_digest(text)}"
 

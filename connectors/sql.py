@@ -2,12 +2,13 @@
 
 The rows of a batch and the mark that it was delivered are written in ONE transaction of the target database:
 
-    lock the sink's row ─▶ read the marks ─▶ insert the rows of batches without a mark ─▶ insert their marks ─▶ commit
+    lock the sink's row ─▶ read the marks ─▶ insert rows and marks of batches without one ─▶ commit
 
-So the target never holds rows without their mark or a mark without its rows. If we crash, or lose the connection, before
-the commit is known, the batches are sent again, and the marks say which of them are there. The lock comes first, and the
-marks are read under it: a process that was thought dead, or a COMMIT of it that is still on its way, is waited for, and then
-seen. A mark carries a digest of its rows, so that a batch of *another* engine with the same id is an error, not a repeat.
+So the target never holds rows without their mark or a mark without its rows. If we crash, or lose the
+connection, before the commit is known, the batches are sent again, and the marks say which of them are
+there. The lock comes first, and the marks are read under it: a process that was thought dead, or a COMMIT of
+it that is still on its way, is waited for, and then seen. A mark carries a digest of its rows, so that a
+batch of *another* engine with the same id is an error, not a repeat.
 """
 
 from __future__ import annotations
@@ -33,10 +34,12 @@ DELIVERED = "tidegate_delivered"
 class SqlSink:
     """Inserts the rows of each batch into ``table`` of the database at ``url`` (or of an SQLAlchemy engine).
 
-    The table is made if it is missing; an existing one needs a column for each of the stream's, and may have others that
-    have a default. ``schema``: where it is, with the marks beside it. ``at_once``: batches that share a transaction.
-    ``history``: keep the mark of every batch. Otherwise those go that can't be sent again, because their acknowledgement is
-    in our log; a restored backup of the engine then stops with an error instead of recognising what was delivered after it.
+    The table is made if it is missing; an existing one needs a column for each of the stream's, and may have
+    others that have a default. ``schema``: where it is, with the marks beside it. ``at_once``: batches that
+    share a transaction.
+    ``history``: keep the mark of every batch. Otherwise those go that can't be sent again, because their
+    acknowledgement is in our log; a restored backup of the engine then stops with an error instead of
+    recognising what was delivered after it.
     """
 
     transactional = True
@@ -90,8 +93,9 @@ class SqlSink:
         missing = [column for column in relation.column_names if column not in self._target.columns]
         if missing:
             raise SinkError(
-                f"table {self._table_name} in {self._shown} has no column {', '.join(missing)}, which stream {relation.name} "
-                f"has; it has {', '.join(self._target.columns.keys())}. Add it (ALTER TABLE), or give SqlSink another table",
+                f"table {self._table_name} in {self._shown} has no column {', '.join(missing)}, which "
+                f"stream {relation.name} has; it has {', '.join(self._target.columns.keys())}. Add it "
+                "(ALTER TABLE), or give SqlSink another table",
                 sink=name,
                 stream=relation.name,
                 missing=missing,
@@ -122,7 +126,8 @@ class SqlSink:
                 connection.execute(self._sinks.insert().values(sink=self.name, stream=stream, sends=0))
         if known not in (None, stream):
             raise SinkError(
-                f"delivery {self.name!r} has brought batches of {known} to {self._shown}, not of {stream}; use another name",
+                f"delivery {self.name!r} has brought batches of {known} to {self._shown}, not of {stream}; "
+                "use another name",
                 sink=self.name,
                 stream=stream,
             )
@@ -152,14 +157,15 @@ class SqlSink:
     def _lock(self, connection: sa.Connection) -> None:
         """Writing to the sink's row locks it until the end of the transaction, in every database.
 
-        (``SELECT … FOR UPDATE`` is the same where it exists; SQLite has none, and would let two transactions read first.)
+        (``SELECT … FOR UPDATE`` is the same where it exists; SQLite has none, and would let two transactions
+        read first.)
         """
         mine = self._sinks.c.sink == self.name
         locked = connection.execute(self._sinks.update().where(mine).values(sends=self._sinks.c.sends + 1))
         if locked.rowcount != 1:
             raise SinkError(
-                f"the row of {self.name!r} in {SINKS} of {self._shown} is gone, so nobody knows what was delivered; restore "
-                f"it with {DELIVERED}, or close the engine and deliver under a new name",
+                f"the row of {self.name!r} in {SINKS} of {self._shown} is gone, so nobody knows what was "
+                f"delivered; restore it with {DELIVERED}, or close the engine and deliver under a new name",
                 sink=self.name,
             )
 
@@ -176,7 +182,7 @@ class SqlSink:
         return marks
 
     def _is_fresh(self, batch: Batch, marks: dict[int, str]) -> bool:
-        """False for a repeat. What is neither new nor a repeat stops the delivery: it would be lost, or be there twice."""
+        """False for a repeat. What is neither new nor a repeat is an error: it would be lost or doubled."""
         known = marks.get(batch.id)
         if known is None and (not marks or batch.id > max(marks)):
             return True
@@ -188,8 +194,9 @@ class SqlSink:
             else f"comes after batch {max(marks)}"
         )
         raise SinkError(
-            f"{batch!r} {what} to {self._table_name} in {self._shown}. Another engine delivers under the name {self.name!r}, "
-            f"or this one began anew or from a backup. Deliver under another name, and look at what is in the table",
+            f"{batch!r} {what} to {self._table_name} in {self._shown}. Another engine delivers under the "
+            f"name {self.name!r}, or this one began anew or from a backup. Deliver under another name, and "
+            "look at what is in the table",
             sink=self.name,
             stream=batch.stream,
             batch_id=batch.id,
@@ -232,8 +239,8 @@ class SqlSink:
     def _refused(self, stream: str, error: SQLAlchemyError) -> SinkError:
         why = str(getattr(error, "orig", None) or error).strip()
         return SinkError(
-            f"{self._shown} did not take a batch of {stream} for table {self._table_name}: {why}. Check that the server is up "
-            f"and that the table takes these rows; the batch is kept and sent again",
+            f"{self._shown} did not take a batch of {stream} for table {self._table_name}: {why}. Check "
+            "that the server is up and that the table takes these rows; the batch is kept and sent again",
             sink=self.name,
             stream=stream,
         )
@@ -256,7 +263,7 @@ def _connect(url: str | sa.URL) -> sa.Engine:
         return sa.create_engine(address, connect_args=settings, pool_pre_ping=True)
     except ImportError as error:
         raise SinkError(
-            f"{address.render_as_string()} needs a database driver that is not installed ({error}); for PostgreSQL: "
-            f"pip install 'tidegate[postgres]'",
+            f"{address.render_as_string()} needs a database driver that is not installed ({error}); for "
+            "PostgreSQL: pip install 'tidegate[postgres]'",
             sink=address.render_as_string(),
         ) from error

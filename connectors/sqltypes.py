@@ -1,4 +1,4 @@
-"""Column types of streams in SQL databases: what a new target column is, and how a value goes into an existing one."""
+"""Column types of streams in SQL databases: for new target columns, and for values into existing ones."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def target_type(kind: ColumnType, dialect: str) -> sa.types.TypeEngine[Any]:
 
 
 def converter(kind: ColumnType, target: sa.types.TypeEngine[Any]) -> Callable[[Any], Any] | None:
-    """What turns a stored value into one that a column of type ``target`` takes; None when it goes in as it is."""
+    """What turns a stored value into one for a column of type ``target``; None: it goes in as it is."""
     is_json = isinstance(target, sa.JSON)
     match kind.family:
         case "json" if is_json:

@@ -28,9 +28,10 @@ class _NoRedirect(HTTPRedirectHandler):
 class WebhookSink:
     """Sends each batch as one POST: ``{"stream", "key", "batch_id", "rows": [{column: value}]}``.
 
-    At least once: when an answer is lost, or we crash before it is in the log, the same request is made again. The header
-    ``Tidegate-Batch: stream/key/batch-id`` is the same then; a receiver that stores it with the effect sees each batch once.
-    An answer of 200 to 299 counts as received; anything else, or none within ``timeout_s``, has it sent again.
+    At least once: when an answer is lost, or we crash before it is in the log, the same request is made
+    again. The header ``Tidegate-Batch: stream/key/batch-id`` is the same then; a receiver that stores it
+    with the effect sees each batch once. An answer of 200 to 299 counts as received; anything else, or none
+    within ``timeout_s``, has it sent again.
     """
 
     transactional = False
@@ -77,7 +78,8 @@ class WebhookSink:
 
     def _refused(self, batch: Batch, why: str) -> SinkError:
         return SinkError(
-            f"{self.url} did not take {batch!r}: {why}. The batch is kept and sent again with {HEADER} {stable_text(batch)}",
+            f"{self.url} did not take {batch!r}: {why}. The batch is kept and sent again with {HEADER} "
+            f"{stable_text(batch)}",
             sink=self.url,
             stream=batch.stream,
             batch_id=batch.id,

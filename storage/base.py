@@ -124,13 +124,20 @@ class Base:
                 connection.execute(f"DELETE FROM {META} WHERE list_contains(?, name)", [names])
                 connection.execute(f"INSERT INTO {META} SELECT unnest(?), unnest(?)", [names, texts])
         except BaseException:
-            connection.execute("ROLLBACK")
+            self.roll_back()
             raise
 
     def publish(self) -> None:
         """Commit what :meth:`merge` wrote. The caller holds ``gate`` and forgets the merged changes under it."""
         self.connection.execute("COMMIT")
         self.merges += 1
+
+    def roll_back(self) -> None:
+        """Forget what :meth:`merge` wrote."""
+        try:
+            self.connection.execute("ROLLBACK")
+        except duckdb.Error:
+            pass  # it has rolled back by itself
 
     def _delete(self, schema: TableSchema, keys: Sequence[Key]) -> None:
         self.connection.register("merge_keys", self._key_table(schema, keys))

@@ -73,6 +73,12 @@ def from_json(value: Any) -> Any:
     raise CorruptionError(f"unknown kind of value {kind!r} in stored state")
 
 
+def widened(relation: Relation, values: Sequence[Any]) -> Row:
+    """A row that was written down, perhaps before nullable columns were added at its end."""
+    make: Callable[[Iterable[Any]], Row] = relation.row._make
+    return make([*values, *[None] * (len(relation.columns) - len(values))])
+
+
 class RowCodec:
     """Rows of one relation as msgspec writes them, and back.
 

@@ -58,7 +58,7 @@ class Database:
         """Hold the whole table in memory from now on (until it outgrows the bound at a merge)."""
         with self._loading:
             if not table.complete:
-                table.fill(self.base.scan(table.schema))
+                table.fill(lambda: self.base.scan(table.schema))
 
     def hold(self, table: VersionedTable) -> bool:
         """Hold the whole table in memory if it fits; says whether it is."""
@@ -72,7 +72,7 @@ class Database:
     def cover(self, table: VersionedTable, index: SecondaryIndex, values: tuple[Any, ...]) -> None:
         """Bring the rows with these indexed values into memory, so that the index knows all of them."""
         if not self.hold(table):
-            table.take(self.base.find(table.schema, index.columns, values))
+            table.take(lambda: self.base.find(table.schema, index.columns, values))
 
     def prefetch(self, table: str, keys: Iterable[Key]) -> None:
         """Bring these rows into memory in one query."""
@@ -115,17 +115,18 @@ class Database:
             self.base.merge(changes, facts)
             before_publish()
             crash_point("merge-before-commit")
+            with self.base.gate:
+                self.base.publish()
+                crash_point("merge-after-commit")
+                with lock:
+                    for schema in changes:
+                        self.tables[schema.name].merged()
         except BaseException:
+            self.base.roll_back()
             with lock:
                 for schema in changes:
                     self.tables[schema.name].merge_failed()
             raise
-        with self.base.gate:
-            self.base.publish()
-            crash_point("merge-after-commit")
-            with lock:
-                for schema in changes:
-                    self.tables[schema.name].merged()
         with lock:
             for table in self.tables.values():
                 table.trim(open_positions(table.name), open_commits())

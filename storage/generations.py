@@ -54,21 +54,23 @@ def copy_base(cursor: duckdb.DuckDBPyConnection, target: Path) -> None:
     cursor.execute(f"ATTACH {_text(partial)} AS tidegate_copy")
     try:
         cursor.execute(f"COPY FROM DATABASE {quote(source)} TO tidegate_copy")
+        cursor.execute("CHECKPOINT tidegate_copy")
     finally:
         cursor.execute("DETACH tidegate_copy")
-    _sync(partial)
+    sync_file(partial)
     crash_point("generation-before-rename")
     partial.replace(target)
-    _sync(target.parent)
+    sync_file(target.parent)
     crash_point("generation-after-rename")
 
 
 def sync_base(path: Path) -> None:
     """Make what DuckDB did to the directory (a write-ahead log that is gone) durable too."""
-    _sync(path.parent)
+    sync_file(path.parent)
 
 
-def _sync(path: Path) -> None:
+def sync_file(path: Path) -> None:
+    """Returns when the file (or directory) is on disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -11,17 +11,19 @@ its position. Reading past the end of what was kept is a broken invariant and ra
 some other version: both classic mistakes of this scheme (an old reader served the latest version; versions freed
 that a waiting reader still needs) end in that error, not in a wrong answer.
 
-Pure data structure: no clock, thread, file or DuckDB. Rows not in memory come through the ``load`` callback.
+Pure data structure: no clock, file or DuckDB. Rows not in memory come through the ``load`` callback.
 """
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 from tidegate.errors import CorruptionError
+from tidegate.storage.codec import widened
 from tidegate.storage.schema import Index, Key, Row, TableSchema
 
 Position = int
@@ -111,6 +113,8 @@ class VersionedTable:
         self.changes = 0  # grows with every commit: overlays built for SQL are reused while it stands still
         self.overlay: Any = None  # the changes above the base as SQL reads them, kept by tidegate.storage.overlay
         self._load = load
+        self._evictions = 0
+        self._evicting = threading.RLock()
 
     # ---- reading
 
@@ -170,25 +174,45 @@ class VersionedTable:
             return
         missing = [key for key in keys if key not in self.rows]
         if missing:
-            assert self._load is not None
-            found = self._load(self, missing)
-            if found is not None:
-                for key in missing:
-                    self._place(key, found.get(key))
+            load = self._load
+            assert load is not None
 
-    def take(self, rows: Iterable[Row]) -> None:
-        """Cache these rows of the base; what is in memory already is newer or the same."""
+            def place(found: dict[Key, Row] | None) -> None:
+                for key in missing if found is not None else ():
+                    self._place(key, found.get(key))  # type: ignore[union-attr]
+
+            self._read_in(lambda: load(self, missing), place)
+
+    def take(self, read: Callable[[], Iterable[Row]]) -> None:
+        """Cache rows of the base; what is in memory already is newer or the same."""
         key_of = self.schema.key_of
-        for row in rows:
-            self._place(key_of(row), row)
 
-    def fill(self, rows: Iterable[Row]) -> None:
+        def place(rows: Iterable[Row]) -> None:
+            for row in rows:
+                self._place(key_of(row), row)
+
+        self._read_in(read, place)
+
+    def fill(self, read: Callable[[], Iterable[Row]]) -> None:
         """Take every row of the base: from now on the table is complete."""
-        self.take(rows)
+        self.take(read)
         for key, version in list(self.rows.items()):
             if version == (BASE, None, None, 0):
                 del self.rows[key]
         self.complete = True
+
+    def _read_in(self, read: Callable[[], Any], place: Callable[[Any], None]) -> None:
+        """Read from the base and put it in place; again, if rows were evicted meanwhile.
+
+        A row that was read, then changed, merged and evicted by others must not come back in its old form.
+        """
+        while True:
+            evictions = self._evictions
+            found = read()
+            with self._evicting:
+                if self._evictions == evictions:
+                    place(found)
+                    return
 
     def _place(self, key: Key, row: Row | None) -> None:
         """Cache a base row, unless a commit on another thread put a newer version there meanwhile."""
@@ -302,7 +326,7 @@ class VersionedTable:
             version: Any = TRIMMED if trimmed else None
             key = decode(key)
             for position, row in reversed(versions):
-                stored = None if row is None else self.schema.row._make(decode(row))
+                stored = None if row is None else widened(self.schema, decode(row))
                 version = (position, stored, version, 0)
                 if stored is not None:
                     for index in self.indexes:
@@ -315,16 +339,18 @@ class VersionedTable:
         spare = len(self.rows) - keep
         if spare <= 0 or self._load is None:
             return
-        self.complete = False
-        for key in list(self.rows):
-            if spare <= 0:
-                return
-            if key not in self.dirty and key not in self.merging and key not in self.chained:
-                row = self.rows.pop(key)[1]
-                if row is not None:
-                    for index in self.indexes:
-                        index.drop(row, key)
-                spare -= 1
+        with self._evicting:
+            self._evictions += 1
+            self.complete = False
+            for key in list(self.rows):
+                if spare <= 0:
+                    return
+                if key not in self.dirty and key not in self.merging and key not in self.chained:
+                    row = self.rows.pop(key)[1]
+                    if row is not None:
+                        for index in self.indexes:
+                            index.drop(row, key)
+                    spare -= 1
 
 
 def _kept(head: Version, positions: Sequence[Position], commits: Sequence[int]) -> tuple[Version, bool]:

@@ -4,15 +4,17 @@
                               ▲         │
                               └─────────┘ SinkError: put back, sent again later
 
-The log and the target are two systems, so a crash can fall between ``send`` and ``ack``; the batches are then sent again
-after recovery, with the same ids and the same rows. Whether they *arrive* once is up to the sink:
+The log and the target are two systems, so a crash can fall between ``send`` and ``ack``; the batches are
+then sent again after recovery, with the same ids and the same rows. Whether they *arrive* once is up to the
+sink:
 
-* a **transactional** sink stores the id of a batch together with its rows, whole or not at all, and recognises the
-  repeat: each batch takes effect exactly once;
-* any other sink sees the repeat (at least once) and passes on ``batch.stable_id``, for the receiver to recognise it by.
+* a **transactional** sink stores the id of a batch together with its rows, whole or not at all, and
+  recognises the repeat: each batch takes effect exactly once;
+* any other sink sees the repeat (at least once) and passes on ``batch.stable_id``, for the receiver to
+  recognise it by.
 
-``take`` returns only what is on disk, earlier acknowledgements included. So nothing is sent that a crash could take back,
-and after a crash at most the batches of one ``send`` come again.
+``take`` returns only what is on disk, earlier acknowledgements included. So nothing is sent that a crash
+could take back, and after a crash at most the batches of one ``send`` come again.
 """
 
 from __future__ import annotations
@@ -40,10 +42,11 @@ LONGEST_PAUSE_S = 30.0
 class Sink(Protocol):
     """Where batches go. Called by one thread at a time.
 
-    ``transactional``: True when ``send`` has the effect of each batch exactly once, however often the batch is sent. That
-    takes a target that stores rows and batch-id together, or an effect that is named by the batch-id. False: at least once.
-    ``at_once``: how many batches one ``send`` takes at most. More is faster where they share a transaction; 1 means that a
-    failure repeats no other batch.
+    ``transactional``: True when ``send`` has the effect of each batch exactly once, however often the batch
+    is sent. That takes a target that stores rows and batch-id together, or an effect that is named by the
+    batch-id. False: at least once.
+    ``at_once``: how many batches one ``send`` takes at most. More is faster where they share a transaction;
+    1 means that a failure repeats no other batch.
     """
 
     @property
@@ -53,10 +56,10 @@ class Sink(Protocol):
     def at_once(self) -> int: ...
 
     def open(self, name: str, relation: Relation) -> None:
-        """Get ready for batches of ``relation`` under the delivery's ``name``; raise SinkError when that can't work."""
+        """Get ready for batches of ``relation``, for the delivery ``name``; SinkError if that can't work."""
 
     def send(self, batches: Sequence[Batch]) -> None:
-        """Take the batches, in this order. Returning means that they are safe; raising, that they are to be sent again."""
+        """Take the batches, in this order. Returning means they are safe; raising, that they come again."""
 
     def close(self) -> None:
         """Let go of connections."""
@@ -65,7 +68,8 @@ class Sink(Protocol):
 class Delivery:
     """One stream on its way to one sink. Made by :meth:`Engine.deliver`.
 
-    ``error`` is the last failure, None after a success; ``delivered`` counts batches since opening; ``len`` is how many wait.
+    ``error`` is the last failure, None after a success; ``delivered`` counts batches since opening; ``len``
+    is how many wait.
     """
 
     def __init__(self, engine: Engine, subscription: DurableSubscription, sink: Sink) -> None:
@@ -107,7 +111,7 @@ class Delivery:
         return count
 
     def run(self) -> None:
-        """Deliver until the engine closes, pausing after a failure: first 0.1 s, doubled each time up to 30 s."""
+        """Deliver until the engine closes, pausing after a failure: 0.1 s, doubled each time up to 30 s."""
         pause_s = FIRST_PAUSE_S
         while not self._stop.is_set():
             try:
@@ -121,7 +125,7 @@ class Delivery:
                 return
 
     def drain(self, timeout_s: float | None = None) -> bool:
-        """Wait until nothing is left to deliver in the background; False when ``timeout_s`` seconds were not enough."""
+        """Wait until the background has delivered everything; False when ``timeout_s`` was not enough."""
         with self._sending:
             return self._sending.wait_for(
                 lambda: not len(self) or self._stop.is_set(), timeout_s
@@ -158,8 +162,9 @@ class Delivery:
             raise
         except Exception as error:
             raise SinkError(
-                f"{type(self.sink).__name__} raised {type(error).__name__}: {error} for {batches[0]!r} of delivery "
-                f"{self.name}; the batch is kept and sent again. Look at the target, or at the sink's own code",
+                f"{type(self.sink).__name__} raised {type(error).__name__}: {error} for {batches[0]!r} of "
+                f"delivery {self.name}; the batch is kept and sent again. Look at the target, or at the "
+                "sink's own code",
                 sink=self.name,
                 stream=self.stream,
             ) from error
@@ -204,8 +209,9 @@ def start_delivery(engine: Engine, stream: str, sink: Sink, name: str | None, ba
     name = f"{engine.app.name}/{stream}/{type(sink).__name__}" if name is None else name
     if sink.transactional and engine.directory is None:
         raise TidegateError(
-            f"deliver({stream!r}, {type(sink).__name__}): an engine in memory forgets its batch-ids, so the next run's batch 1 "
-            f"would be taken for a repeat of this run's. Open the app with a directory: tidegate.open(app, path)",
+            f"deliver({stream!r}, {type(sink).__name__}): an engine in memory forgets its batch-ids, so the "
+            "next run's batch 1 would be taken for a repeat of this run's. Open the app with a directory: "
+            "tidegate.open(app, path)",
             sink=name,
             stream=stream,
         )

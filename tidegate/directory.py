@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tidegate.errors import BaseDamaged, DirectoryInUse, TidegateError
-from tidegate.storage.generations import inspect_base
+from tidegate.storage.generations import inspect_base, sync_file
 from tidegate.txn.log.files import OsFiles, sync_directory
 
 KEPT_GENERATIONS = 2
@@ -58,6 +58,10 @@ class Directory:
         self.files = OsFiles(path / "log")
         self.generations_path = path / "generations"
         self.generations_path.mkdir(exist_ok=True)
+        for leftover in self.generations_path.glob("*.partial*"):
+            leftover.unlink()
+        for made in (path, path.absolute().parent):
+            sync_directory(made)
 
     @property
     def base(self) -> Path:
@@ -71,20 +75,26 @@ class Directory:
         """Where the copy of the base after merge ``number`` goes."""
         return self.generations_path / f"{number:012d}-{lsn:020d}.duckdb"
 
-    def sound_base(self, merges: int, oldest_lsn: int) -> tuple[dict[str, Any], list[str]]:
+    def sound_base(self, merges: int, oldest_lsn: int, end_lsn: int) -> tuple[dict[str, Any], list[str]]:
         """Make sure that a sound base, not behind what the log can replay, is in place.
 
-        ``merges``: the newest merge the log knows of. ``oldest_lsn``: where the kept log begins. Returns the base's facts
-        and what had to be done. Putting a base in its place twice is safe: it is replayed from its own LSN.
+        ``merges``: the newest merge the log knows of. The kept log reaches from ``oldest_lsn`` to ``end_lsn``. Returns the
+        base's facts and what had to be done. Putting a base in its place twice is safe: it is replayed from its own LSN.
         """
         report: list[str] = []
-        meta = self._inspect(self.base, report)
         wal = self.base.with_suffix(".duckdb.wal")
+        if not self.base.exists():
+            if end_lsn:
+                report.append(f"{self.base.name} is missing")
+            self._put_aside(wal, report)
+        meta = self._inspect(self.base, report)
         if meta is None and wal.exists():
             self._put_aside(wal, report)
             meta = self._inspect(self.base, report)
         if meta is not None and int(meta.get("lsn", 0)) >= oldest_lsn:
-            if int(meta.get("merge", 0)) < merges:
+            if not meta and merges:
+                report.append("the base was rebuilt from the whole log")
+            elif int(meta.get("merge", 0)) < merges:
                 report.append(
                     f"the base is at merge {meta.get('merge', 0)}, the log knows of {merges}: replaying from the base's own place"
                 )
@@ -93,9 +103,10 @@ class Directory:
         self._put_aside(wal, report)
         for generation in self.generations():
             meta = self._inspect(generation.path, report)
-            if meta is not None and generation.lsn >= oldest_lsn:
+            if meta and int(meta["lsn"]) >= oldest_lsn:
                 partial = self.base.with_suffix(".partial")
                 shutil.copyfile(generation.path, partial)
+                sync_file(partial)
                 partial.replace(self.base)
                 sync_directory(self.path)
                 report.append(f"the base was rebuilt from generation {generation.number} and the log since")

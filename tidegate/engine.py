@@ -116,7 +116,8 @@ class Engine:
         notes: list[str] = []
         opened = None if self.directory is None else Opened(self.directory)
         if self.directory is not None and opened is not None:
-            meta, notes = self.directory.sound_base(opened.merges, opened.oldest)
+            meta, notes = self.directory.sound_base(opened.merges, opened.oldest, opened.end)
+            opened.check(int(meta.get("lsn", 0)))
             check_schemas(self.app, meta)
         self.database = self._open_database(None if self.directory is None else self.directory.base)
         self.runtime = Runtime(self.app, self.graph, self.database)
@@ -225,11 +226,15 @@ class Engine:
         with self.lock:
             self.intake.begin(name, None)
             ticket = Ticket(self.wait)
+            ticket.pending = 1  # not done before it has run
             self.sequence += 1
             now = self.clock.now()
             if self.durable is not None:
                 self.durable.acknowledge(ticket, self.durable.called(self.sequence, now, name, *bound))
             self.executor.submit_call(self.sequence, program, bound, partitions, now, ticket)
+            ticket.pending -= 1
+            if not ticket.pending:
+                ticket.finish()
             self.merger.look()
         return ticket
 

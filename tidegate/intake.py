@@ -48,6 +48,7 @@ class Intake:
         engine.check_open()
         if engine.durable is not None:
             engine.durable.writer.check()
+        engine.merger.check()
         if engine.scheduler.live:
             self.tick()
 
@@ -117,6 +118,8 @@ class Intake:
     def tick(self) -> None:
         """Push the default for every awaited batch whose deadline has passed."""
         engine = self._engine
+        if engine.durable is not None and not engine.durable.writer.taking:
+            return  # nothing can be accepted now; the deadline is dealt with when it can
         for execution in engine.scheduler.suspended():
             stream = engine.app.streams[str(execution.reason.stream)]
             asked_at = execution.context.asked_at

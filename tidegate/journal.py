@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tidegate.errors import Aborted, DeadlineExceeded, ProcedureFailed
 from tidegate.streams.batch import Batch
 from tidegate.txn.positions import describe
+from tidegate.txn.ticket import Ticket
 from tidegate.txn.transaction import Transaction
 
 if TYPE_CHECKING:
@@ -84,6 +85,19 @@ class Journal:
             self.dead_letters.append(
                 DeadLetter(*facts, batch.stream, batch.id, _text(batch.key), rows, str(error), txn.time)
             )
+
+    def finishing(self, tickets: list[Ticket], error: Aborted | ProcedureFailed | None) -> None:
+        """An outcome is about to be told that a run after a crash might not repeat: not before it is on disk."""
+        if self.log is not None and (
+            self.log.mode == "effects" or isinstance(error, (ProcedureFailed, DeadlineExceeded))
+        ):
+            for ticket in tickets:
+                self.log.acknowledge(ticket, self.log.writer.appended)
+
+    def failed(self, txn: Transaction, error: ProcedureFailed) -> None:
+        """A call failed; its caller has the error. It must not succeed in a replay."""
+        if self.log is not None:
+            self.log.ended(txn, "failed", str(error))
 
     def halted(self, txn: Transaction, error: ProcedureFailed, parked: list[int]) -> None:
         if self.log is not None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from tidegate.errors import DiskFull
 from tidegate.state import saved_state
 from tidegate.views import Merge
 
@@ -42,13 +43,19 @@ class Merger:
         if engine.sequence - self._looked_at < LOOK_EVERY:
             return
         self._looked_at = engine.sequence
-        if self._failed is not None:
-            raise self._failed
         if engine.database.unmerged >= engine.config.merge_rows:
             if self._thread is None:
                 self.merge()
             else:
                 self._wanted.set()
+
+    def check(self) -> None:
+        """Raise when the last merge in the background failed for good, or for want of room that is still missing."""
+        if self._failed is None:
+            return
+        if not isinstance(self._failed, DiskFull):
+            raise self._failed
+        self.merge()
 
     def merge(self, generation: bool = False) -> None:
         """Fold everything committed into the base now; with a directory that is a checkpoint of the log."""
@@ -68,10 +75,11 @@ class Merger:
                 engine.scheduler.open_positions,
                 lambda: list(engine.executor.snapshots),
                 engine.lock,
-                before_publish=lambda: None if durable is None else durable.writer.wait(lsn),
+                before_publish=lambda: None if durable is None else durable.writer.force(lsn),
             )
             if durable is not None:
                 durable.merged(engine.database, lsn, generation)
+            self._failed = None
             self.done.append(
                 Merge(len(self.done) + 1, rows, engine.clock.monotonic() - started, engine.clock.now())
             )
@@ -92,6 +100,8 @@ class Merger:
             if asked or self._engine.database.unmerged:
                 try:
                     self.merge()
+                except DiskFull as error:  # new work is refused until a merge succeeds
+                    self._failed = error
                 except Exception as error:  # reported to whoever works next
                     self._failed = error
                     return

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 from tidegate.dataflows.app import App
 from tidegate.errors import RecoveryRefused, TidegateError
 from tidegate.journal import Abort, DeadLetter
-from tidegate.storage.codec import from_json, to_json
+from tidegate.storage.codec import from_json, to_json, widened
 from tidegate.storage.schema import TableSchema
 from tidegate.streams.batch import Batch
 from tidegate.streams.border import Sequence
 from tidegate.txn.executors import Context
+from tidegate.txn.scheduler import Execution
 from tidegate.txn.ticket import Ticket
 
 if TYPE_CHECKING:
@@ -69,11 +70,24 @@ def _unfinished(engine: Engine) -> dict[str, Any]:
                 "batch_id": e.batch_id,
                 "inputs": {stream: _batch(batch) for stream, batch in e.inputs.items()},
                 "missing": sorted(e.missing),
+                "started": e.started,
+                "time": e.context.time.isoformat(),
+            }
+            for e in sorted(scheduler.waiting())
+            if e.batch_id is not None
+        ],
+        "calls": [
+            {
+                "procedure": e.unit.name,
+                "position": e.position,
+                "arguments": to_json(e.context.arguments[0]),
+                "named": {name: to_json(value) for name, value in e.context.arguments[1].items()},
                 "time": e.context.time.isoformat(),
             }
             for e in scheduler.waiting()
-            if e.batch_id is not None
+            if e.batch_id is None
         ],
+        "parked": sorted(scheduler.parked),
         "halted": {dataflow: e.position for dataflow, e in scheduler.halted.items()},
         "partial": [
             [unit, to_json(key), batch_id, sorted(p.arrived), {s: _batch(b) for s, b in p.inputs.items()}]
@@ -159,10 +173,10 @@ def _restore_windows(engine: Engine, windows: list[Any]) -> None:
         program = engine.runtime.programs.get(procedure)
         if program is None or name not in program.windows:
             continue
-        make = engine.app.streams[program.window_spec(name).stream].relation.row._make
+        relation = engine.app.streams[program.window_spec(name).stream].relation
         buffer = program.buffer(name, from_json(key))
         buffer.first, buffer.windows = first, fired
-        buffer.elements.extend([make(from_json(row)) for row in element] for element in elements)
+        buffer.elements.extend([widened(relation, from_json(row)) for row in element] for element in elements)
 
 
 def _restore_unfinished(engine: Engine, saved: Mapping[str, Any]) -> None:
@@ -175,12 +189,22 @@ def _restore_unfinished(engine: Engine, saved: Mapping[str, Any]) -> None:
                 f"procedure or nested transaction on {', '.join(e['inputs'])} any more; declare it as it was, let it finish, "
                 f"then take it out"
             )
+    for c in saved["calls"]:
+        if c["procedure"] not in engine.graph.oltp:
+            raise TidegateError(
+                f"{engine.database.base.path}: a call of {c['procedure']} still waits, but the app has no such procedure any "
+                f"more; declare it as it was, let it finish, then take it out"
+            )
     with engine.lock:
         readmitted = []
-        for e in saved["executions"]:
+        work = [*saved["executions"], *saved["calls"]]
+        for e in sorted(work, key=lambda e: e["position"]):
+            if "procedure" in e:
+                readmitted.append(_readmitted_call(engine, e))
+                continue
             inputs = {stream: _restored(engine, batch) for stream, batch in e["inputs"].items()}
             execution = scheduler.readmit(
-                units[e["unit"]], e["position"], from_json(e["key"]), e["batch_id"], inputs, set(e["missing"])
+                units[e["unit"]], e["position"], from_json(e["key"]), e["batch_id"], inputs, set(e["missing"]), e["started"]
             )
             ticket = Ticket(engine.wait)
             ticket.pending = 1
@@ -195,7 +219,18 @@ def _restore_unfinished(engine: Engine, saved: Mapping[str, Any]) -> None:
         for batches in saved["early"]:
             for batch in batches:
                 scheduler.restore_early(_restored(engine, batch))
-        scheduler.reconsider(readmitted, saved["halted"])
+        scheduler.reconsider(readmitted, saved["halted"], saved["parked"])
+
+
+def _readmitted_call(engine: Engine, call: Mapping[str, Any]) -> Execution:
+    unit = engine.runtime.units[call["procedure"]]
+    named = {name: from_json(value) for name, value in call["named"].items()}
+    bound, partitions = unit.members[0].bind_call(from_json(call["arguments"]), named)
+    execution = engine.scheduler.readmit_call(unit.unit, call["position"], partitions)
+    ticket = Ticket(engine.wait)
+    ticket.pending = 1
+    execution.context = Context(unit, dt.datetime.fromisoformat(call["time"]), ticket, bound, partitions)
+    return execution
 
 
 def _restored(engine: Engine, saved: Any) -> Any:
@@ -203,4 +238,4 @@ def _restored(engine: Engine, saved: Any) -> Any:
         return None
     stream, batch_id, key, rows = saved
     relation = engine.app.streams[stream].relation
-    return Batch(relation, batch_id, [relation.row._make(from_json(row)) for row in rows], from_json(key))
+    return Batch(relation, batch_id, [widened(relation, from_json(row)) for row in rows], from_json(key))

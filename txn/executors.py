@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from tidegate.clock import Clock
+from tidegate.crashpoints import crash_point
 from tidegate.errors import Aborted, ProcedureFailed, StillWaiting
 from tidegate.streams.batch import Batch
 from tidegate.txn.positions import Position, position
@@ -31,6 +32,8 @@ class Journal(Protocol):
     def committed(self, txn: Transaction) -> None: ...
     def aborted(self, txn: Transaction, error: Aborted) -> None: ...
     def dead_letter(self, txn: Transaction, error: ProcedureFailed) -> None: ...
+    def failed(self, txn: Transaction, error: ProcedureFailed) -> None: ...
+    def finishing(self, tickets: list[Ticket], error: Aborted | ProcedureFailed | None) -> None: ...
     def halted(self, txn: Transaction, error: ProcedureFailed, parked: list[Position]) -> None: ...
 
 
@@ -73,6 +76,7 @@ class Executor:
         self.lock = lock
         self.snapshots: dict[int, int] = {}  # commit numbers that committed-state readers hold on to -> how many
         self.watchdog = Watchdog()
+        self.watched = True  # are deadlines of procedures kept? A replay takes them from the log
         self.ended = threading.Condition(self.lock)  # notified when executions finish
 
     # ---- work in
@@ -140,7 +144,7 @@ class Executor:
     def run(self, execution: Execution) -> None:
         """Run a RUNNING execution to its end, or to where it waits."""
         txn = self.start(execution)
-        deadline_s = execution.context.program.deadline_s
+        deadline_s = execution.context.program.deadline_s if self.watched else None
         try:
             outcome = self.runtime.attempt(txn) if deadline_s is None else self._attempt_watched(txn, deadline_s)
         except BaseException as error:  # Ctrl-C and the like: undo, stop in front of the batch, let it through
@@ -192,8 +196,7 @@ class Executor:
         assert txn is not None
         with self.lock:
             if outcome is None:
-                outputs = self.runtime.commit(txn, self._someone_reads_older(execution.position))
-                self.journal.committed(txn)
+                outputs = self._commit(txn, self._someone_reads_older(execution.position))
                 self._end(execution, outputs, None)
             elif isinstance(outcome, str):
                 context.asked_at = self.clock.monotonic()
@@ -205,6 +208,7 @@ class Executor:
                 self.journal.dead_letter(txn, outcome)
                 self._end(execution, {}, outcome)
             elif execution.batch_id is None:  # an OLTP call has no dataflow to halt: its caller gets the error
+                self.journal.failed(txn, outcome)
                 self._end(execution, {}, outcome)
             else:
                 self._release_snapshot(context)
@@ -216,6 +220,14 @@ class Executor:
             self._after_scheduling()
             self.ended.notify_all()
 
+    def _commit(self, txn: Transaction, keep_older: bool) -> dict[str, Batch]:
+        """Log it first, then make it visible: what the log refuses has not happened."""
+        crash_point("execution-before-commit")
+        self.journal.committed(txn)
+        outputs = self.runtime.commit(txn, keep_older)
+        crash_point("execution-after-commit")
+        return outputs
+
     def _someone_reads_older(self, at: Position) -> bool:
         """May an unfinished execution still read what a commit at ``at`` replaces?"""
         oldest = self.scheduler.oldest()
@@ -225,6 +237,7 @@ class Executor:
         context: Context = execution.context
         self._release_snapshot(context)
         self.scheduler.finish(execution, outputs)
+        self.journal.finishing(context.tickets, error)
         assert context.txn is not None
         self._finish_tickets(execution, error, context.txn.result)
 
@@ -310,10 +323,13 @@ class SerialExecutor(Executor):
         txn = self.runtime.begin(unit, position(sequence, 0), None, None, time, {})
         txn.arguments = arguments
         txn.partitions = partitions
-        outcome = self.runtime.attempt(txn)
+        try:
+            outcome = self.runtime.attempt(txn)
+        except BaseException as error:  # it is in the log: say there that it did not happen
+            self.journal.failed(txn, interrupted(txn, error))
+            raise
         if outcome is None:
-            self.runtime.commit(txn, False)
-            self.journal.committed(txn)
+            self._commit(txn, bool(self.snapshots))
             ticket.value = txn.result
         else:
             assert not isinstance(outcome, str)
@@ -322,6 +338,9 @@ class SerialExecutor(Executor):
                 self.journal.aborted(txn, outcome)
             elif outcome.on_failure == "dead_letter":
                 self.journal.dead_letter(txn, outcome)
+            else:
+                self.journal.failed(txn, outcome)
+        self.journal.finishing([ticket], outcome)
         if not ticket.pending:
             ticket.finish()
 
@@ -346,14 +365,15 @@ class SerialExecutor(Executor):
                     self._halt_inline(units[:place], unit, sequence, batch, streams, time, ticket, txn, outcome)
                     raise
                 if outcome is None:
-                    streams.update(runtime.commit(txn, False))
-                    self.journal.committed(txn)
+                    streams.update(self._commit(txn, bool(self.snapshots)))
                 elif not self._undone_inline(txn, outcome, ticket):
                     assert isinstance(outcome, ProcedureFailed)
                     self._halt_inline(units[:place], unit, sequence, batch, streams, time, ticket, txn, outcome)
                     return
-        if ticket is not None and not ticket.pending:
-            ticket.finish()
+        if ticket is not None:
+            self.journal.finishing([ticket], None)
+            if not ticket.pending:
+                ticket.finish()
 
     def _undone_inline(self, txn: Transaction, outcome: Any, ticket: Ticket | None) -> bool:
         """Record an abort or a dead letter; False when the dataflow has to halt instead."""
@@ -365,6 +385,8 @@ class SerialExecutor(Executor):
             self.journal.dead_letter(txn, outcome)
         else:
             return False
+        if ticket is not None:
+            self.journal.finishing([ticket], outcome)
         return True
 
     def _halt_inline(

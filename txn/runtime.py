@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidegate.dataflows.app import App
 from tidegate.dataflows.graph import Graph
-from tidegate.errors import Aborted, DataError, ProcedureFailed
+from tidegate.errors import Aborted, CorruptionError, DataError, ProcedureFailed
 from tidegate.storage.database import Database
 from tidegate.storage.schema import Row
 from tidegate.storage.view import WriteSet
@@ -159,10 +159,12 @@ class Runtime:
                     f"{txn.procedure} aborted at position {describe(txn.position)}: {error}",
                     procedure=txn.procedure, reason=str(error), position=txn.position, cause=error,
                 )
+            except CorruptionError as error:  # never retried, never put aside
+                return _failed(txn, error, "halt")
             except Exception as error:
                 txn.attempts += 1
                 if txn.attempts > txn.program.procedure.retries:
-                    return _failed(txn, error)
+                    return _failed(txn, error, txn.program.procedure.on_failure)
                 txn.restart()
 
     def commit(self, txn: Transaction, keep_older: bool) -> dict[str, Batch]:
@@ -191,7 +193,7 @@ def interrupted(txn: Transaction, error: BaseException) -> ProcedureFailed:
     )
 
 
-def _failed(txn: Transaction, error: Exception) -> ProcedureFailed:
+def _failed(txn: Transaction, error: Exception, on_failure: str) -> ProcedureFailed:
     frames = traceback.extract_tb(error.__traceback__)
     home = str(Path(__file__).resolve().parent.parent)
     theirs = [f for f in frames if not str(Path(f.filename).resolve()).startswith(home) or "/examples/" in f.filename]
@@ -200,7 +202,7 @@ def _failed(txn: Transaction, error: Exception) -> ProcedureFailed:
         f"procedure {txn.procedure} raised {type(error).__name__}: {error} (line {where.lineno} of {where.filename}) at "
         f"position {describe(txn.position)}, attempt {txn.attempts}",
         procedure=txn.procedure, attempts=txn.attempts, position=txn.position,
-        on_failure=txn.program.procedure.on_failure,
+        on_failure=on_failure,
     )
     failed.__cause__ = error
     return failed

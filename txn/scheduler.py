@@ -418,12 +418,23 @@ class Scheduler:
         batch_id: int,
         inputs: dict[str, Batch | None],
         missing: set[str],
+        started: bool,
     ) -> Execution:
-        """Place an execution that was unfinished when its state was saved; it starts from the beginning."""
+        """Place an execution that was unfinished when its state was saved; it runs from the beginning.
+
+        ``started``: it was open, so a halt of its dataflow does not put it aside.
+        """
         partition = (key,)
         reads, writes = self._items(unit, lambda table: partition)
         execution = Execution(unit, at, key, batch_id, reads, writes, inputs, missing)
         self._by_batch[unit.name, key, batch_id] = execution
+        self._enter(execution)
+        return execution
+
+    def readmit_call(self, unit: Unit, at: Position, partitions: Mapping[str, tuple[Any, ...]]) -> Execution:
+        """Place a call that was unfinished when its state was saved."""
+        reads, writes = self._items(unit, partitions.get)
+        execution = Execution(unit, at, None, None, reads, writes, {}, set())
         self._enter(execution)
         return execution
 
@@ -435,10 +446,13 @@ class Scheduler:
     def restore_early(self, batch: Batch) -> None:
         self.early.setdefault((batch.stream, batch.key), {})[batch.id] = batch
 
-    def reconsider(self, executions: Iterable[Execution], halted: Mapping[str, Position]) -> None:
-        """All are placed: halt what was halted, and see which of the others may run."""
-        for at in halted.values():
-            self.halt(self.live[at])
+    def reconsider(
+        self, executions: Iterable[Execution], halted: Mapping[str, Position], parked: Iterable[Position]
+    ) -> None:
+        """All are placed: halt what was halted, put aside what was put aside, and see which of the others may run."""
+        self.halted = {dataflow: self.live[at] for dataflow, at in halted.items()}
+        for at in parked:
+            self._park(self.live[at])
         for execution in executions:
             self._consider(execution)
 
