@@ -2,10 +2,11 @@
 PYTHON ?= python3
 BIN := .venv/bin
 N ?= 10000
+ROUNDS ?= 200
 WORKERS ?= 2
 STAMP := .venv/.installed
 
-.PHONY: install demo test check sim bench clean help
+.PHONY: install demo test check sim crash bench clean help
 
 help:            ## show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 12
@@ -33,6 +34,10 @@ check: $(STAMP)  ## lint, types, architecture
 
 sim: $(STAMP)    ## N random apps x interleavings against the serial oracle: make sim N=10000
 	$(BIN)/tidegate sim --seeds $(N)
+
+crash: $(STAMP)  ## 200 rounds of kills, and the slow recovery tests: ROUNDS=200
+	$(BIN)/tidegate crash-test --rounds $(ROUNDS)
+	$(BIN)/python -m pytest -m slow tests/recovery
 
 bench: $(STAMP)  ## the short benchmark set
 	$(BIN)/tidegate bench leaderboard

@@ -33,9 +33,7 @@ DIGEST = b"tidegate.digest"
 class FileSink:
     """Writes each batch to ``directory/stream-key-batchid.format`` (``stream-batchid.format`` without key).
 
-    >>> import tempfile
-    >>> FileSink(tempfile.mkdtemp(), format="csv").transactional
-    True
+    ``format``: ``"ndjson"`` (one JSON object per line), ``"csv"`` (with a header) or ``"parquet"``.
     """
 
     transactional = True

@@ -45,7 +45,7 @@ def plain_rows(batch: Batch) -> list[dict[str, Any]]:
 
 
 def key_text(batch: Batch) -> str:
-    """The key as text: ``null`` without one, ``"7"`` for text, ``7`` for a number; a digest ends long ones."""
+    """The key as text: ``null`` without one, ``"7"`` for text, ``7`` for a number; long ones are cut."""
     text = json.dumps(plain(batch.key), ensure_ascii=False)
     return text if len(text) <= LONGEST_KEY else f"{text[:LONGEST_KEY]}~{short_digest(text)}"
 

@@ -237,7 +237,7 @@ class SqlSink:
         )
 
     def _refused(self, stream: str, error: SQLAlchemyError) -> SinkError:
-        why = str(getattr(error, "orig", None) or error).strip()
+        why = " ".join(str(getattr(error, "orig", None) or error).split()).rstrip(".")
         return SinkError(
             f"{self._shown} did not take a batch of {stream} for table {self._table_name}: {why}. Check "
             "that the server is up and that the table takes these rows; the batch is kept and sent again",

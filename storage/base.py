@@ -17,7 +17,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from tidegate.errors import DeclarationError, TidegateError
+from tidegate.errors import BaseDamaged, DeclarationError, DiskFull, TidegateError
 from tidegate.storage.ddl import quote
 from tidegate.storage.schema import Column, Key, Relation, Row, TableSchema
 from tidegate.storage.versions import Changes
@@ -123,13 +123,19 @@ class Base:
                 names, texts = list(meta), [json.dumps(value) for value in meta.values()]
                 connection.execute(f"DELETE FROM {META} WHERE list_contains(?, name)", [names])
                 connection.execute(f"INSERT INTO {META} SELECT unnest(?), unnest(?)", [names, texts])
+        except duckdb.Error as error:
+            self.roll_back()
+            raise write_error(self.path, error) from error
         except BaseException:
             self.roll_back()
             raise
 
     def publish(self) -> None:
         """Commit what :meth:`merge` wrote. The caller holds ``gate`` and forgets the merged changes under it."""
-        self.connection.execute("COMMIT")
+        try:
+            self.connection.execute("COMMIT")
+        except duckdb.Error as error:
+            raise write_error(self.path, error) from error
         self.merges += 1
 
     def roll_back(self) -> None:
@@ -162,6 +168,22 @@ class Base:
     def close(self) -> None:
         self._readers.close()
         self.connection.close()
+
+
+def write_error(path: Path | None, error: duckdb.Error) -> TidegateError:
+    """Why DuckDB did not write: for want of room, or for good."""
+    told = (str(error).splitlines() or [type(error).__name__])[0]
+    if "No space left" in str(error) and not isinstance(error, duckdb.FatalException):
+        return DiskFull(
+            f"no room to merge into {path} ({told}); what was acknowledged is safe in the log. Free some space: work resumes "
+            f"by itself",
+            path=path,
+        )
+    return BaseDamaged(
+        f"DuckDB could not write {path} ({told}) and stops here. What was acknowledged is safe in the log: see to the disk, "
+        f"then close the engine and open it again",
+        path=path,
+    )
 
 
 def base_name(schema: TableSchema) -> str:

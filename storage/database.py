@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     import duckdb
 
 
+Readers = Callable[[str], tuple[Sequence[int], Sequence[int]]]
+
+
 class Database:
     """Tables, their versions in memory and the base below them.
 
@@ -80,11 +83,18 @@ class Database:
 
     # ---- committing and merging
 
-    def commit(self, writes: WriteSet, position: int, keep_older: bool) -> None:
-        """Make a write set visible as versions at ``position``."""
+    def commit(self, writes: WriteSet, position: int, keep_older: bool, readers: Readers | None = None) -> None:
+        """Make a write set visible as versions at ``position``.
+
+        ``keep_older``: someone may still read what it replaces. ``readers(table)`` says who: the positions below this one
+        that are unfinished, and the commit numbers held; what none of them can see goes at once, so that a row that
+        changes often under one long wait does not pile up versions.
+        """
         self.commits += 1
         for name, rows in writes.items():
             self.tables[name].commit(rows, position, self.commits, keep_older)
+            if keep_older and readers is not None:
+                self.tables[name].trim(*readers(name), keys=rows)
 
     @property
     def unmerged(self) -> int:

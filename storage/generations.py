@@ -15,7 +15,7 @@ import duckdb
 
 from tidegate.crashpoints import crash_point
 from tidegate.errors import BaseDamaged
-from tidegate.storage.base import BASE_SCHEMA, META
+from tidegate.storage.base import BASE_SCHEMA, META, write_error
 from tidegate.storage.ddl import quote
 
 
@@ -55,8 +55,12 @@ def copy_base(cursor: duckdb.DuckDBPyConnection, target: Path) -> None:
     try:
         cursor.execute(f"COPY FROM DATABASE {quote(source)} TO tidegate_copy")
         cursor.execute("CHECKPOINT tidegate_copy")
-    finally:
+    except duckdb.Error as error:
         cursor.execute("DETACH tidegate_copy")
+        for leftover in target.parent.glob(f"{partial.name}*"):
+            leftover.unlink()
+        raise write_error(target, error) from error
+    cursor.execute("DETACH tidegate_copy")
     sync_file(partial)
     crash_point("generation-before-rename")
     partial.replace(target)

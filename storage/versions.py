@@ -260,13 +260,19 @@ class VersionedTable:
 
     # ---- garbage collection and merge
 
-    def trim(self, open_positions: Sequence[Position], open_commits: Sequence[int] = ()) -> None:
-        """Drop versions nobody may read: keep the newest, and the newest below each of ``open_positions``.
+    def trim(
+        self,
+        open_positions: Sequence[Position],
+        open_commits: Sequence[int] = (),
+        keys: Iterable[Key] | None = None,
+    ) -> None:
+        """Drop versions nobody may read, of these keys or of all: keep the newest, and the newest below each of
+        ``open_positions``.
 
         ``open_positions`` (ascending): positions of the unfinished executions with an intent on this table.
         ``open_commits``: commit numbers that readers of the committed state hold on to.
         """
-        for key in list(self.chained):
+        for key in list(self.chained) if keys is None else [key for key in keys if key in self.chained]:
             kept, longer = _kept(self.rows[key], open_positions, open_commits)
             if self.indexes:
                 self._drop_unkept(key, self.rows[key], kept)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from postgres_server import PostgresServer, Unavailable
 
 import tidegate
 
@@ -59,3 +60,14 @@ def engine_of(
         return open_engine(app, path, **{"executor": request.param, "workers": 3, **settings})
 
     return make
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A PostgreSQL server of this run's own. Where there is none, its tests are skipped, saying why."""
+    try:
+        server = PostgresServer()
+    except Unavailable as error:
+        pytest.skip(str(error))
+    yield server
+    server.remove()

@@ -1,4 +1,4 @@
-"""A PostgreSQL server for the tests: of their own, on a socket in a temporary directory, stopped and removed after."""
+"""A PostgreSQL server of the tests' own: on a socket in a temporary directory, removed after."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ def find_programs() -> Path:
 
 def install() -> None:
     if os.getuid() != 0 or not shutil.which("apt-get"):
-        raise Unavailable("no PostgreSQL here (pg_ctl, /usr/lib/postgresql/*/bin); apt-get install postgresql")
+        raise Unavailable(
+            "no PostgreSQL here (pg_ctl, /usr/lib/postgresql/*/bin): apt-get install postgresql"
+        )
     with open(Path(tempfile.gettempdir()) / "tidegate-postgres-install.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if any(Path("/usr/lib/postgresql").glob("*/bin/pg_ctl")):
@@ -57,7 +59,9 @@ class PostgresServer:
             shutil.chown(self.root, user)
             self._as_user = ["runuser", "-u", user, "--"]
         self._data = self.root / "data"
-        self._run("initdb", "-D", self._data, "-U", "tidegate", "-A", "trust", "-N", "-E", "UTF8", "--no-locale")
+        self._run(
+            "initdb", "-D", self._data, "-U", "tidegate", "-A", "trust", "-N", "-E", "UTF8", "--no-locale"
+        )
         self.start()
 
     @property
@@ -69,7 +73,7 @@ class PostgresServer:
         self._run("pg_ctl", "-D", self._data, "-l", self.root / "server.log", "-w", "-o", options, "start")
 
     def kill(self) -> None:
-        """Stop without a checkpoint and without telling clients, as a crash does; recovery is the next start's."""
+        """Stop as a crash does: no checkpoint, no word to clients. The next start recovers."""
         self._run("pg_ctl", "-D", self._data, "-m", "immediate", "-w", "stop")
 
     def remove(self) -> None:
@@ -80,9 +84,8 @@ class PostgresServer:
 
     def _run(self, program: str, *arguments: str | Path) -> None:
         command = [*self._as_user, str(self._programs / program), *map(str, arguments)]
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=60, cwd="/"
-        )
+        null = subprocess.DEVNULL  # the server inherits these, and would keep a pipe open
+        done = subprocess.run(command, stdin=null, stdout=null, stderr=null, timeout=60, cwd="/")
         if done.returncode:
             log = self.root / "server.log"
             told = log.read_text()[-500:] if log.exists() else ""

@@ -110,6 +110,20 @@ def test_imports_go_one_way(path: Path) -> None:
     assert not upward, f"{module_of(path)} stands below what it imports: {', '.join(sorted(upward))}"
 
 
+def test_nothing_imports_connectors() -> None:
+    """Users import the one they want; the engine knows only the protocol."""
+    inside = "tidegate.connectors"
+    users = {
+        module
+        for module, path in MODULES.items()
+        if not module.startswith(inside)
+        and any(
+            name == inside or name.startswith(inside + ".") for name in imports(path, at_import_time=False)
+        )
+    }
+    assert not users
+
+
 def test_no_import_cycles() -> None:
     graph = {module: imports(path, at_import_time=True) & set(MODULES) for module, path in MODULES.items()}
     done: set[str] = set()
@@ -201,7 +215,7 @@ def test_every_module_says_what_it_is_for() -> None:
     assert not silent
 
 
-@pytest.mark.parametrize("folder", CORE)
+@pytest.mark.parametrize("folder", [*CORE, "connectors"])
 def test_folders_are_linked_into_the_package(folder: str) -> None:
     link = ROOT / "tidegate" / folder
     assert link.is_symlink()

@@ -10,7 +10,7 @@ import pytest
 
 import tidegate
 
-SKIPPED = ("tidegate.examples", "tidegate.benchmarks", "tidegate.connectors", "tidegate.server")
+SKIPPED = ("tidegate.examples", "tidegate.benchmarks", "tidegate.server")
 NAMES = [
     module.name
     for module in pkgutil.walk_packages(tidegate.__path__, "tidegate.", onerror=lambda name: None)

@@ -180,6 +180,48 @@ def backup(
     console.print(f"{directory} copied to {target}")
 
 
+@app.command("crash-test")
+def crash_test(
+    address: Annotated[
+        str | None, typer.Argument(metavar="[APP]", help="module:app or file.py:app; two built-in apps otherwise.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Workloads to run, each killed one to three times.")] = 24,
+    seed: Annotated[int, typer.Option(help="The first round's seed.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Kill an engine at random moments and at named crash points: nothing acknowledged may be lost, doubled or different.
+
+    Example: tidegate crash-test --rounds 24
+
+    Example: tidegate crash-test shop.py:app --rounds 10 --seed 7
+
+    The work is rows made from the schemas of APP's border streams, or what crash_workload(seed) beside it returns: a list
+    of tidegate.testing.Push (with batch_id) and Call.
+    """
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from tidegate.crashtest import crash_test as run
+    from tidegate.crashtest import facts
+
+    columns = (TextColumn("rounds"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=told, transient=True) as bar:
+        task = bar.add_task("rounds", total=rounds)
+        summary = run(rounds, seed, address, progress=lambda s: bar.update(task, completed=s.rounds + len(s.failures)))
+    for failure in summary.failures:
+        told.print(failure, markup=False)
+    found = facts(summary)
+    if not as_json:
+        points = found.pop("points")
+        found["failures"] = len(summary.failures)
+        table = Table("died at", "times", box=None)
+        for name, count in points.items():
+            table.add_row(name, str(count))
+        console.print(table)
+    _print(found, as_json)
+    if not summary.sound:
+        raise typer.Exit(1)
+
+
 @app.command()
 def version() -> None:
     """Print the version."""

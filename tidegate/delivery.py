@@ -220,11 +220,17 @@ def start_delivery(engine: Engine, stream: str, sink: Sink, name: str | None, ba
             f"delivery {name!r} is at work already; deliver({stream!r}, …, name=…) takes another name",
             sink=name,
         )
-    sink.open(name, engine.app.streams[stream].relation)
-    with engine.lock:
-        engine.check_open()
-        delivery = Delivery(engine, engine.outbox.subscribe(name, stream), sink)
-        engine.outbox.deliveries[name] = delivery
+    if type(sink.at_once) is not int or sink.at_once < 1:
+        raise TidegateError(f"a sink takes at least one batch at once, this one {sink.at_once!r}", sink=name)
+    try:
+        sink.open(name, engine.app.streams[stream].relation)
+        with engine.lock:
+            engine.check_open()
+            delivery = Delivery(engine, engine.outbox.subscribe(name, stream), sink)
+            engine.outbox.deliveries[name] = delivery
+    except BaseException:
+        sink.close()
+        raise
     if background:
         delivery.start()
     return delivery

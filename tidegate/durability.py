@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime as dt
 import hashlib
 import inspect
+import logging
 import textwrap
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -19,7 +20,7 @@ from tidegate.config import Config
 from tidegate.crashpoints import crash_point
 from tidegate.dataflows.app import App
 from tidegate.directory import KEPT_GENERATIONS, Directory
-from tidegate.errors import CorruptionError, DataError, LogDamaged, LogFailed, RecoveryRefused
+from tidegate.errors import CorruptionError, DataError, DiskFull, LogDamaged, LogFailed, RecoveryRefused
 from tidegate.storage.codec import from_json, to_json
 from tidegate.storage.database import Database
 from tidegate.storage.generations import copy_base, sync_base
@@ -39,6 +40,9 @@ from tidegate.txn.log.record import (
 from tidegate.txn.log.writer import LogWriter
 from tidegate.txn.ticket import Ticket
 from tidegate.txn.transaction import Transaction
+
+
+log = logging.getLogger("tidegate")
 
 
 class Opened:
@@ -172,13 +176,22 @@ class Durability:
         sync_base(database.base.path)
         due = generation or lsn - self._generation_lsn >= self._generation_bytes
         if due:
-            copy_base(database.base.cursor(), self.directory.generation(self.merges, lsn))
-            self._generation_lsn = lsn
+            due = self._keep_generation(database, lsn)
         self.writer.append(Checkpoint(self.merges, lsn, due))
         self.sync()
         crash_point("merge-after-checkpoint")
         if due:
             self._forget_old()
+
+    def _keep_generation(self, database: Database, lsn: int) -> bool:
+        """Copy the base; without room for that the older generations, and the log since, still do."""
+        try:
+            copy_base(database.base.cursor(), self.directory.generation(self.merges, lsn))
+        except (DiskFull, OSError) as error:
+            log.warning("no generation was kept: %s", error)
+            return False
+        self._generation_lsn = lsn
+        return True
 
     def _forget_old(self) -> None:
         """Keep the newest generations, and the log since the oldest of them."""

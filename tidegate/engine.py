@@ -289,9 +289,11 @@ class Engine:
             for name in names:
                 if name not in self.scheduler.halted:
                     raise unknown("resume", "halted dataflow", name, self.scheduler.halted)
+                before = {execution: execution.position for execution in self.scheduler.parked.values()}
+                resumed = self.scheduler.resume(name, self._next_sequence)
                 if self.durable is not None:
-                    self.durable.append(Resumed(name, self.sequence + 1))
-                for execution in self.scheduler.resume(name, self._next_sequence):
+                    self.durable.append(Resumed(name, [[before[e], e.position] for e in resumed]))
+                for execution in resumed:
                     for ticket in execution.context.tickets:
                         if ticket.stopped:
                             ticket.resume()

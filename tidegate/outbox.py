@@ -1,7 +1,8 @@
 """Durable subscriptions: committed output batches are kept until their subscriber has dealt with them.
 
-A subscriber has a name; under it the engine remembers, across crashes, which batches it has not acknowledged. A batch is
-handed out only when the log holds what caused it, so nothing is seen outside that a crash could take back.
+A subscriber has a name; under it the engine remembers, across crashes, which batches it has not
+acknowledged. A batch is handed out only when the log holds what caused it, so nothing is seen outside that a
+crash could take back.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ Address = tuple[Any, int]  # (key, batch-id)
 class DurableSubscription:
     """The unacknowledged batches of one stream, for one named subscriber, oldest first.
 
-    ``get`` hands out each batch once per opening of the engine; ``ack`` says that it never needs to be handed out again.
+    ``get`` hands out each batch once per opening of the engine; ``ack`` says that it never needs to be
+    handed out again.
     """
 
     def __init__(self, outbox: Outbox, name: str, stream: str) -> None:
@@ -47,13 +49,14 @@ class DurableSubscription:
             self._arrived.notify_all()
 
     def get(self, timeout_s: float | None = 0) -> Batch | None:
-        """The next batch that was not handed out yet; None when there is none within ``timeout_s`` seconds."""
+        """The next batch that was not handed out yet; None when ``timeout_s`` seconds bring none."""
         return next(iter(self.take(1, timeout_s)), None)
 
     def take(self, limit: int, timeout_s: float | None = 0) -> list[Batch]:
-        """Up to ``limit`` batches that were not handed out yet, waiting up to ``timeout_s`` seconds for the first.
+        """Up to ``limit`` batches not handed out yet, waiting up to ``timeout_s`` seconds for the first.
 
-        They are final: everything in the log so far is on disk, what caused them and earlier acknowledgements included.
+        They are final: everything in the log so far is on disk, what caused them and earlier
+        acknowledgements included.
         """
         if timeout_s != 0:
             self.wait(timeout_s)
@@ -130,7 +133,8 @@ class Outbox:
                 return self._add(name, stream)
             if known.stream != stream:
                 raise TidegateError(
-                    f"subscription {name!r} follows stream {known.stream}, not {stream}; use another name", stream=stream
+                    f"subscription {name!r} follows stream {known.stream}, not {stream}; use another name",
+                    stream=stream,
                 )
             return known
 
@@ -167,7 +171,7 @@ class Outbox:
     def settle(self) -> None:
         """Return when everything committed so far is on disk.
 
-        The end of the log is read under the lock: a commit hands its batches over before it appends its own record.
+        The end of the log is read under the lock, so that it includes the record of a commit under way.
         """
         with self._engine.lock:
             lsn = self.lsn()
@@ -192,8 +196,14 @@ class Outbox:
 
     def saved(self) -> list[Any]:
         return [
-            [s.name, s.stream, [[to_json(key), i, to_json([tuple(row) for row in batch.rows])]
-                                for (key, i), batch in s.waiting.items()]]
+            [
+                s.name,
+                s.stream,
+                [
+                    [to_json(key), i, to_json([tuple(row) for row in batch.rows])]
+                    for (key, i), batch in s.waiting.items()
+                ],
+            ]
             for s in self.subscriptions.values()
         ]
 
@@ -204,5 +214,7 @@ class Outbox:
             relation = self._engine.app.streams[stream].relation
             subscription = self._add(name, stream)
             for key, batch_id, rows in waiting:
-                batch = Batch(relation, batch_id, [relation.row._make(from_json(row)) for row in rows], from_json(key))
+                batch = Batch(
+                    relation, batch_id, [relation.row._make(from_json(row)) for row in rows], from_json(key)
+                )
                 subscription.waiting[batch.key, batch_id] = batch

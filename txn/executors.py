@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from tidegate.clock import Clock
 from tidegate.crashpoints import crash_point
 from tidegate.errors import Aborted, ProcedureFailed, StillWaiting
+from tidegate.storage.database import Readers
 from tidegate.streams.batch import Batch
 from tidegate.txn.positions import Position, position
 from tidegate.txn.program import UnitProgram
@@ -224,9 +225,12 @@ class Executor:
         """Log it first, then make it visible: what the log refuses has not happened."""
         crash_point("execution-before-commit")
         self.journal.committed(txn)
-        outputs = self.runtime.commit(txn, keep_older)
+        outputs = self.runtime.commit(txn, keep_older, self._readers_below(txn.position) if keep_older else None)
         crash_point("execution-after-commit")
         return outputs
+
+    def _readers_below(self, at: Position) -> Readers:
+        return lambda table: (self.scheduler.open_positions(table, below=at), list(self.snapshots))
 
     def _someone_reads_older(self, at: Position) -> bool:
         """May an unfinished execution still read what a commit at ``at`` replaces?"""

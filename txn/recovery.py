@@ -229,7 +229,14 @@ class Replay:
             self._engine.sequence += 1
             return self._engine.sequence
 
-        for execution in self._scheduler.resume(record.dataflow, next_sequence):
+        before = {execution: execution.position for execution in self._scheduler.parked.values()}
+        resumed = self._scheduler.resume(record.dataflow, next_sequence)
+        moved = [[before[e], e.position] for e in resumed]
+        if moved != record.moved:
+            raise CorruptionError(
+                f"the log says that resuming {record.dataflow} moved {record.moved}, here it moved {moved} ([old, new] positions)"
+            )
+        for execution in resumed:
             for ticket in execution.context.tickets:
                 ticket.resume()
         self._run_ready()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from tidegate.dataflows.app import App
 from tidegate.dataflows.graph import Graph
 from tidegate.errors import Aborted, CorruptionError, DataError, ProcedureFailed
-from tidegate.storage.database import Database
+from tidegate.storage.database import Database, Readers
 from tidegate.storage.schema import Row
 from tidegate.storage.view import WriteSet
 from tidegate.streams.batch import Batch
@@ -167,10 +167,10 @@ class Runtime:
                     return _failed(txn, error, txn.program.procedure.on_failure)
                 txn.restart()
 
-    def commit(self, txn: Transaction, keep_older: bool) -> dict[str, Batch]:
+    def commit(self, txn: Transaction, keep_older: bool, readers: Readers | None = None) -> dict[str, Batch]:
         """Make everything the transaction did visible; returns the batches it emitted."""
         if txn.writes:
-            self.database.commit(txn.writes, txn.position, keep_older)
+            self.database.commit(txn.writes, txn.position, keep_older, readers)
         if txn.slides:
             for slide in txn.slides.values():
                 slide.commit()

@@ -467,9 +467,15 @@ class Scheduler:
         """The smallest unfinished position."""
         return next(iter(self.live), None)
 
-    def open_positions(self, table: str) -> list[Position]:
-        """Positions of unfinished executions with an intent on ``table``, ascending."""
-        return [at for at, e in self.live.items() if any(item.table == table for item in (*e.reads, *e.writes))]
+    def open_positions(self, table: str, below: Position | None = None) -> list[Position]:
+        """Positions of unfinished executions with an intent on ``table``, ascending; only those ``below`` a position."""
+        found = []
+        for at, execution in self.live.items():
+            if below is not None and at >= below:
+                break
+            if any(item.table == table for item in (*execution.reads, *execution.writes)):
+                found.append(at)
+        return found
 
     def waiting(self) -> Iterable[Execution]:
         """Everything unfinished, in position order, each with its reason."""

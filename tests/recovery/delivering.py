@@ -1,9 +1,9 @@
 """The child process of the delivery tests: feeds an app and delivers its output, until it is killed or done.
 
-    python delivering.py DIRECTORY TARGET [--until N] [--crash POINT:COUNT] [--recovery MODE] [--executor KIND]
+    python delivering.py DIRECTORY TARGET [--until N] [--crash POINT:COUNT] [--recovery MODE] [--executor …]
 
-TARGET is a database address or ``files:DIRECTORY``. Prints ``ready``, then the number of each input that is on disk.
-Input i (1, 2, …) goes to sensor i % 3 as that sensor's next batch; three rows come out of it.
+TARGET is a database address or ``files:DIRECTORY``. Prints ``ready``, then the number of each input that is
+on disk. Input i (1, 2, …) goes to sensor i % 3 as that sensor's next batch; three rows come out of it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import argparse
 import logging
 import os
 import signal
+import time
 from collections import deque
 from pathlib import Path
 
@@ -19,7 +20,7 @@ import tidegate
 from tidegate import App, Batch, Ticket, Transaction, crashpoints, partition
 from tidegate.connectors.files import FileSink
 from tidegate.connectors.sql import SqlSink
-from tidegate.delivery import Sink
+from tidegate.delivery import Delivery, Sink
 
 SENSORS = 3
 PARTS = 3
@@ -63,11 +64,13 @@ def arm(crash: str | None) -> None:
     crashpoints.listen(reached)
 
 
-def feed(engine: tidegate.Engine, until: int) -> None:
-    """Push from where the last process left off, and say what is on disk."""
+def feed(engine: tidegate.Engine, delivery: Delivery, until: int) -> None:
+    """Push from where the last process left off, not far ahead of the delivery; say what is on disk."""
     unknown: deque[tuple[int, Ticket]] = deque()
     for i in range((engine.position("feed") or 0) + 1, until + 1):
         unknown.append((i, engine.push("readings", [(i % SENSORS, i)], source="feed", offset=i)))
+        while len(delivery) > 50:
+            time.sleep(0.002)
         while len(unknown) > (0 if i == until else 5):
             number, ticket = unknown.popleft()
             ticket.result()
@@ -89,7 +92,7 @@ def main() -> None:
     with tidegate.open(app, given.directory, executor=given.executor, merge_every_s=0.3) as engine:
         delivery = engine.deliver("sums", sink_for(given.target), "out", background=True)
         print("ready", flush=True)
-        feed(engine, max(given.until, engine.position("feed") or 0))
+        feed(engine, delivery, max(given.until, engine.position("feed") or 0))
         assert delivery.drain(60), delivery.error
 
 

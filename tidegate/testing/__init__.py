@@ -1,11 +1,13 @@
 """Test doubles and the order oracle, for apps on tidegate as much as for tidegate itself.
 
 - :class:`ManualClock`, :class:`ListSource`, :class:`ListSink`: time, input and output under a test's control;
+- :class:`SimulatedFiles`: a disk that loses power, fills up or fails at any operation;
 - :class:`SeededDriver`: runs an engine through one random but repeatable interleaving;
 - :func:`check_order`: runs an app concurrently, runs it one execution after another in position order, and
   raises :class:`OrderViolation` with the smallest history it can find when the two differ in anything.
 """
 
+from tidegate.testing.disk import PowerLoss, SimulatedFiles
 from tidegate.testing.doubles import ListSink, ListSource, ManualClock
 from tidegate.testing.driver import Call, Input, Push, SeededDriver
 from tidegate.testing.history import Entry, History, Outcome, differences
@@ -22,9 +24,11 @@ __all__ = [
     "ManualClock",
     "OrderViolation",
     "Outcome",
+    "PowerLoss",
     "Push",
     "Report",
     "SeededDriver",
+    "SimulatedFiles",
     "check_order",
     "differences",
     "run_serially",

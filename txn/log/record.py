@@ -95,10 +95,10 @@ class Executed(Record, frozen=True, array_like=True, tag=4):
 
 
 class Resumed(Record, frozen=True, array_like=True, tag=5):
-    """A halted dataflow went on."""
+    """A halted dataflow went on: what was put aside has new positions, ``moved`` as [old, new]."""
 
     dataflow: str
-    sequence: int
+    moved: list[list[int]]
 
 
 class Delivered(Record, frozen=True, array_like=True, tag=6):

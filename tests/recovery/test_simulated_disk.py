@@ -1,0 +1,181 @@
+"""Power lost at any operation of a simulated disk: nothing acknowledged is lost, nothing wrong is ever read."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import tidegate
+from tidegate import App, Batch, Engine, Transaction
+from tidegate.durability import Opened
+from tidegate.testing import PowerLoss, SimulatedFiles
+from tidegate.txn.log.reader import LogReader
+from tidegate.txn.log.record import FORMAT, Called, Segment
+from tidegate.txn.log.writer import LogWriter
+
+# power may be lost on the log's own thread
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+
+HEADER = Segment(FORMAT, "app", "weak", {"p": "0" * 16}, {})
+
+
+def opened(files: SimulatedFiles) -> Any:
+    return Opened(SimpleNamespace(files=files))  # type: ignore[arg-type]
+
+
+def write_until_power_is_lost(
+    files: SimulatedFiles, start: int, chance: random.Random, log: list[Called], sync: Any
+) -> int:
+    """Append records to ``log`` and the files; returns how many of them were acknowledged."""
+    acknowledged = len(log)
+    writer: LogWriter | None = None
+    try:
+        writer = LogWriter(files, start, HEADER, sync, 60.0, segment_bytes=chance.choice((200, 1_000)))
+        while True:
+            record = Called(len(log), 0, "p", ["x" * chance.randrange(120)], {})
+            log.append(record)
+            lsn = writer.append(record)
+            if sync == "always" or chance.random() < 0.3:
+                writer.wait(lsn)
+                acknowledged = len(log)
+    except PowerLoss:
+        return acknowledged
+    finally:
+        if writer is not None:
+            stop(writer)
+
+
+def stop(writer: LogWriter) -> None:
+    """The process is gone: its thread goes too, without writing anything."""
+    with writer._changed:
+        writer._closed = True
+        writer._changed.notify_all()
+
+
+def check_log(seed: int) -> int:
+    chance = random.Random(seed)
+    files = SimulatedFiles(seed)
+    log: list[Called] = []
+    sync = chance.choice(("group", "always"))
+    for _ in range(3):
+        start = opened(files).end
+        files.lose_power_at = files.operations + chance.randrange(1, 60)
+        acknowledged = write_until_power_is_lost(files, start, chance, log, sync)
+        files = files.after_power_loss()
+        found = [entry.record for entry in LogReader(files)]
+        assert found == log[: len(found)], "what is read was written, in that order"
+        assert len(found) >= acknowledged, f"{acknowledged} were acknowledged, {len(found)} are left"
+        del log[len(found) :]
+        files.lose_power_at = chance.choice((None, 0, 1, 2))
+        try:
+            opened(files)  # recovery may lose power too
+        except PowerLoss:
+            files = files.after_power_loss()
+        files.lose_power_at = None
+    return len(log)
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_the_log(block: int) -> None:
+    assert sum(check_log(seed) for seed in range(block * 50, block * 50 + 50)) > 500
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", range(20))
+def test_the_log_1000(block: int) -> None:
+    for seed in range(1_000 + block * 50, 1_050 + block * 50):
+        check_log(seed)
+
+
+# ---- an engine on such a disk
+
+
+def make_app(recovery: Any) -> App:
+    app = App("numbers", recovery=recovery)
+    app.table("CREATE TABLE seen (n BIGINT PRIMARY KEY, total BIGINT NOT NULL)")
+    app.stream("numbers", "n BIGINT NOT NULL", border=True)
+
+    @app.procedure(inputs="numbers", writes=["seen"])
+    def add(txn: Transaction, numbers: Batch) -> None:
+        before = txn.get("seen", numbers[0].n - 1)
+        txn.insert("seen", (numbers[0].n, numbers[0].n + (0 if before is None else before.total)))
+
+    return app
+
+
+def let_go(engine: Engine) -> None:
+    """As the death of the process does."""
+    assert engine.durable is not None
+    stop(engine.durable.writer)
+    engine.merger.close()
+    engine.database.close()
+    assert engine.directory is not None
+    engine.directory.close()
+
+
+def check_engine(seed: int, path: Path, use: Callable[[SimulatedFiles], None]) -> int:
+    chance = random.Random(seed)
+    files = SimulatedFiles(seed)
+    app = make_app(chance.choice(("weak", "strong", "effects")))
+    settings: Any = {"sync": chance.choice(("group", "always")), "max_delay_s": 60.0, "merge_every_s": 3600.0}
+    acknowledged = 0
+    for _ in range(3):
+        use(files)
+        engine = tidegate.open(app, path, **settings)
+        numbers = [row.n for row in engine.query("SELECT n FROM seen ORDER BY n")]
+        assert numbers == list(range(1, len(numbers) + 1))
+        assert len(numbers) >= acknowledged, "something acknowledged is lost"
+        totals = engine.query("SELECT coalesce(max(total), 0) FROM seen").scalar()
+        assert totals == sum(numbers), "every number was added once"
+        files.lose_power_at = files.operations + chance.randrange(1, 80)
+        try:
+            acknowledged = push_until_power_is_lost(engine, len(numbers) + 1, chance)
+        finally:
+            let_go(engine)
+        files = files.after_power_loss()
+    return acknowledged
+
+
+def push_until_power_is_lost(engine: Engine, first: int, chance: random.Random) -> int:
+    """Returns the last number that was acknowledged."""
+    acknowledged = first - 1
+    number = first
+    try:
+        while True:
+            ticket = engine.push("numbers", [(number,)], number)
+            if chance.random() < 0.4:
+                ticket.result()
+                acknowledged = number
+            if chance.random() < 0.08:
+                engine.checkpoint(generation=chance.random() < 0.3)
+            number += 1
+    except PowerLoss:
+        return acknowledged
+
+
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[SimulatedFiles], None]:
+    """``use(files)``: the next engine has its log on these."""
+
+    def on(files: SimulatedFiles) -> None:
+        monkeypatch.setattr("tidegate.directory.OsFiles", lambda path: files)
+
+    return on
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_an_engine(block: int, tmp_path: Path, use: Callable[[SimulatedFiles], None]) -> None:
+    for seed in range(block * 5, block * 5 + 5):
+        check_engine(seed, tmp_path / str(seed), use)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", range(10))
+def test_an_engine_200(block: int, tmp_path: Path, use: Callable[[SimulatedFiles], None]) -> None:
+    for seed in range(1_000 + block * 20, 1_020 + block * 20):
+        check_engine(seed, tmp_path / str(seed), use)
