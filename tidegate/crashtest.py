@@ -130,7 +130,7 @@ class Child:
         self._steps = self._subject.steps(one.seed)
         self._done = done
         self._told = told
-        self._going: list[tuple[int, Ticket | None]] = []
+        self._going: list[tuple[int, Ticket]] = []
         self.engine = open(
             self._subject.app, directory, executor=one.executor, sync=one.sync, workers=3, generation_bytes=3_000,
             merge_every_s=0.05,
@@ -203,7 +203,6 @@ class Child:
         while self._going:
             waiting = []
             for number, ticket in self._going:
-                assert ticket is not None
                 call = isinstance(self._steps[number], Call)
                 try:
                     value, error = ticket.result(0.02), None

@@ -60,6 +60,9 @@ class Opened:
         self.cut: Cut | None = reader.cut
         if reader.cut is not None:
             directory.files.truncate(reader.cut.file, reader.cut.offset)
+        elif names:
+            # a process that was killed may have written what it had not synced: it counts from now on, so sync it
+            directory.files.sync(names[-1])
         for name in directory.files.names():
             if int(name.removesuffix(".log")) >= self.end:
                 directory.files.remove(name)  # created, but nothing reached it
@@ -88,10 +91,11 @@ class Durability:
         self._generation_lsn = max((g.lsn for g in directory.generations()), default=opened.oldest)
         self._generation_bytes = config.generation_bytes
         self._lock = lock
+        self._on_failed = on_failed
         self._unacknowledged: deque[tuple[int, Ticket]] = deque()
         segment = Segment(FORMAT, app.name, app.recovery, code_hashes(app), stream_columns(app))
         self.writer = LogWriter(
-            directory.files, opened.end, segment, config.sync, config.max_delay_s, self._synced, on_failed
+            directory.files, opened.end, segment, config.sync, config.max_delay_s, self._synced, self._failed
         )
 
     # ---- acknowledging
@@ -114,6 +118,13 @@ class Durability:
                 ticket.pending -= 1
                 if not ticket.pending:
                     ticket.finish()
+
+    def _failed(self, error: LogFailed) -> None:
+        """Nothing more will be acknowledged: whoever waits is told, instead of waiting for ever."""
+        with self._lock:
+            for _, ticket in self._unacknowledged:
+                ticket.stop(error)
+            self._on_failed(error)
 
     def sync(self) -> None:
         """Return when everything appended so far is on disk, and the tickets know."""

@@ -118,11 +118,9 @@ def begin_log(engine: Engine, opened: Opened, merges: int) -> Durability:
     assert engine.directory is not None
 
     def stop(error: LogFailed) -> None:
-        """Nothing more will be acknowledged: whoever waits is told, instead of waiting for ever."""
-        with engine.lock:
-            for execution in engine.scheduler.waiting():
-                for ticket in execution.context.tickets:
-                    ticket.stop(error)
-            engine.executor.ended.notify_all()
+        for execution in engine.scheduler.waiting():
+            for ticket in execution.context.tickets:
+                ticket.stop(error)
+        engine.executor.ended.notify_all()
 
     return Durability(engine.app, engine.config, engine.directory, opened, merges, engine.lock, stop)

@@ -50,6 +50,21 @@ def write_until_power_is_lost(
             stop(writer)
 
 
+def end_without_power_loss(files: SimulatedFiles, start: int, log: list[Called], clean: bool) -> None:
+    """A process that closes its log, or is killed: what it wrote is there, but not all of it is on disk."""
+    writer = LogWriter(files, start, HEADER, "group", 60.0)
+    record = Called(len(log), 0, "p", [], {})
+    log.append(record)
+    writer.wait(writer.append(record))
+    if clean:
+        writer.close()
+    else:
+        log.append(Called(len(log), 0, "p", ["not synced"], {}))
+        writer.append(log[-1])
+        writer._write()
+        stop(writer)
+
+
 def stop(writer: LogWriter) -> None:
     """The process is gone: its thread goes too, without writing anything."""
     with writer._changed:
@@ -63,6 +78,8 @@ def check_log(seed: int) -> int:
     log: list[Called] = []
     sync = chance.choice(("group", "always"))
     for _ in range(3):
+        if chance.random() < 0.5:
+            end_without_power_loss(files, opened(files).end, log, clean=chance.random() < 0.5)
         start = opened(files).end
         files.lose_power_at = files.operations + chance.randrange(1, 60)
         acknowledged = write_until_power_is_lost(files, start, chance, log, sync)

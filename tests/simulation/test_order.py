@@ -106,14 +106,18 @@ def test_an_old_reader_served_the_latest_version_is_found(monkeypatch):
 
     trim = VersionedTable.trim
     monkeypatch.setattr(VersionedTable, "read", read)
-    monkeypatch.setattr(VersionedTable, "trim", lambda table, positions, commits=(): trim(table, (), commits))
+    monkeypatch.setattr(
+        VersionedTable, "trim", lambda table, positions, commits=(), keys=None: trim(table, (), commits, keys)
+    )
     found = next(violations(range(200)))
     assert "differences" in str(found)
 
 
 def test_versions_freed_below_the_mark_are_found(monkeypatch):
     trim = VersionedTable.trim
-    monkeypatch.setattr(VersionedTable, "trim", lambda table, positions, commits=(): trim(table, (), commits))
+    monkeypatch.setattr(
+        VersionedTable, "trim", lambda table, positions, commits=(), keys=None: trim(table, (), commits, keys)
+    )
     assert any("was freed" in str(violation) for violation in violations(range(200)))
 
 

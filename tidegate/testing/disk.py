@@ -71,6 +71,9 @@ class SimulatedFiles:
             file.synced = min(file.synced, size) if lost else size
         self.lose(lost)
 
+    def sync(self, name: str) -> None:
+        self.files[name].sync()
+
     def remove(self, name: str) -> None:
         lost = self.operation()
         if not lost or self.chance.random() < 0.5:

@@ -28,11 +28,12 @@ class Files(Protocol):
     def read(self, name: str) -> bytes: ...
     def create(self, name: str) -> AppendFile: ...
     def truncate(self, name: str, size: int) -> None: ...
+    def sync(self, name: str) -> None: ...
     def remove(self, name: str) -> None: ...
 
 
 class OsFiles:
-    """A directory of the operating system. Creating, truncating and removing are durable when they return."""
+    """A directory of the operating system. Creating, truncating, syncing and removing are durable when they return."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -53,6 +54,13 @@ class OsFiles:
         handle = os.open(self.directory / name, os.O_WRONLY)
         try:
             os.ftruncate(handle, size)
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def sync(self, name: str) -> None:
+        handle = os.open(self.directory / name, os.O_RDONLY)
+        try:
             os.fsync(handle)
         finally:
             os.close(handle)
