@@ -221,10 +221,14 @@ def _calibrated(target_ms: float = 5.0) -> int:
         txn.execute(work, rows)
 
     with tidegate.open(app) as engine:
-        rows = 20_000
-        engine.call("run", rows)
-        spent = statistics.median(_timed(lambda: engine.call("run", rows)) for _ in range(7)) * 1e3
-    return int(rows * target_ms / spent)
+
+        def spent_ms(rows: int) -> float:
+            engine.call("run", rows)
+            return statistics.median(_timed(partial(engine.call, "run", rows)) for _ in range(9)) * 1e3
+
+        few, many = spent_ms(10_000), spent_ms(510_000)
+    per_row_ms = (many - few) / 500_000
+    return int(10_000 + max(target_ms - few, 0) / per_row_ms)
 
 
 WORK = "SELECT max(hash(i * 31)) FROM range(?) numbers(i)"
