@@ -208,12 +208,11 @@ def arrow_columns(columns: Sequence[Column], rows: Sequence[Row]) -> pa.Table:
 
 def stored_rows(relation: Relation, rows: Iterable[Sequence[Any]]) -> Iterator[Row]:
     """DuckDB's Python values as stored rows (its lists are our tuples)."""
-    make = relation.row._make
     lists = [i for i, column in enumerate(relation.columns) if column.type.family == "list"]
     for row in rows:
         if lists:
             row = [tupled(v) if i in lists else v for i, v in enumerate(row)]
-        yield make(row)
+        yield tuple(row)
 
 
 def tupled(value: Any) -> Any:

@@ -11,6 +11,9 @@ its position. Reading past the end of what was kept is a broken invariant and ra
 some other version: both classic mistakes of this scheme (an old reader served the latest version; versions freed
 that a waiting reader still needs) end in that error, not in a wrong answer.
 
+Rows and versions are plain tuples, not named ones: a plain tuple of plain values is left alone by the cyclic garbage
+collector, and a million tracked ones would cost every collection a walk through all of them.
+
 Pure data structure: no clock, file or DuckDB. Rows not in memory come through the ``load`` callback.
 """
 
@@ -33,12 +36,7 @@ BASE: Final[Position] = -1  # the position of a row that came from the base: bel
 Version = tuple[Position, Row | None, Any, int]
 
 
-class _Trimmed:
-    def __repr__(self) -> str:
-        return "TRIMMED"
-
-
-TRIMMED: Final = _Trimmed()
+TRIMMED: Final = object()  # not an instance of a class of ours: the cyclic garbage collector then ignores who holds it
 
 # rows of the base by key, or None when the loader filled the whole table instead
 Loader = Callable[["VersionedTable", Sequence[Key]], dict[Key, Row] | None]
@@ -103,6 +101,7 @@ class VersionedTable:
     def __init__(self, schema: TableSchema, load: Loader | None = None, complete: bool = True) -> None:
         self.schema = schema
         self.name = schema.name
+        self.row = schema.row  # the class in which users get rows
         self.rows: dict[Key, Version] = {}
         self.complete = complete
         self.dirty: dict[Key, bool] = {}  # changed since the last merge -> the base has a row for it
@@ -230,7 +229,8 @@ class VersionedTable:
         once, which is the whole of garbage collection for a serial run.
         """
         rows, dirty = self.rows, self.dirty
-        for key, row in writes.items():
+        for key, written in writes.items():
+            row = None if written is None else tuple(written)
             head = rows.get(key)
             if head is None and not self.complete:
                 head = self.head(key)

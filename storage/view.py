@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tidegate.storage.database import Database
 
 WriteSet = dict[str, dict[Key, Row | None]]
+_named = tuple.__new__  # a stored row as users see it: an instance of its table's named tuple class
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +93,8 @@ class View:
             version = None
         if version is None:
             return self._get_slowly(access, key)
-        if version[0] < self.position:
-            return version[1]
-        return versions.read(key, self.position)
+        row = version[1] if version[0] < self.position else versions.read(key, self.position)
+        return None if row is None else _named(versions.row, row)
 
     def _get_slowly(self, access: Access, key: Key) -> Row | None:
         """A key that is absent, oddly typed, outside the partition or not in memory."""
@@ -105,7 +105,8 @@ class View:
         written = self.writes.get(table.name)
         if written is not None and key in written:
             return written[key]
-        return self.read_below(access, key)
+        row = self.read_below(access, key)
+        return None if row is None else _named(table.row, row)
 
     def read_below(self, access: Access, key: Key) -> Row | None:
         """The committed row this execution sees, its own writes aside."""
@@ -138,7 +139,7 @@ class View:
         for key in sorted(keys):
             row = self.row(access, key)
             if row is not None and all(value is not None and row[i] == value for i, value in places):
-                rows.append(row)
+                rows.append(_named(access.table.row, row))
         return rows
 
     def index_keys(self, access: Access, index: SecondaryIndex, values: tuple[Any, ...]) -> set[Key]:

@@ -1,11 +1,11 @@
 """``tidegate crash-test``: kill an engine again and again, and see that nothing acknowledged is lost, doubled or different.
 
-    parent                                   child (killed with SIGKILL: at a random moment, or at a named crash point)
-      │  start ────────────────────────────▶  open the directory, go on with the workload
-      │  ◀── acknowledgements, in a file ───  only after ticket.result() or a sync
-      │  kill; read the log; start again …    … until the workload is done
-      ▼
-    everything acknowledged is in the log, once; the engine's end state is that of a serial run of what the log holds
+parent                                   child (killed with SIGKILL: at a random moment, or at a named crash point)
+  │  start ────────────────────────────▶  open the directory, go on with the workload
+  │  ◀── acknowledgements, in a file ───  only after ticket.result() or a sync
+  │  kill; read the log; start again …    … until the workload is done
+  ▼
+everything acknowledged is in the log, once; the engine's end state is that of a serial run of what the log holds
 """
 
 from __future__ import annotations
@@ -132,7 +132,12 @@ class Child:
         self._told = told
         self._going: list[tuple[int, Ticket]] = []
         self.engine = open(
-            self._subject.app, directory, executor=one.executor, sync=one.sync, workers=3, generation_bytes=3_000,
+            self._subject.app,
+            directory,
+            executor=one.executor,
+            sync=one.sync,
+            workers=3,
+            generation_bytes=3_000,
             merge_every_s=0.05,
         )
 
@@ -162,7 +167,9 @@ class Child:
             case Feed(stream, rows, first):
                 self._acknowledge()
                 sequence = engine.borders[stream].sequences.get(None)
-                accepted = 0 if sequence is None or sequence.last is None else max(sequence.last - first + 1, 0)
+                accepted = (
+                    0 if sequence is None or sequence.last is None else max(sequence.last - first + 1, 0)
+                )
                 engine.feed(stream, rows[accepted:])
                 self.tell(step=number)
             case Checkpoint(generation):
@@ -332,13 +339,21 @@ def run_round(one: Round, directory: Path, summary: Summary) -> None:
     chance = random.Random(one.seed)
     acks = directory / "acks"
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tidegate.crashtest", "pandas"])  # pyarrow imports pandas when it is there
+    context.set_forkserver_preload(
+        ["tidegate.crashtest", "pandas"]
+    )  # pyarrow imports pandas when it is there
     deaths = [*one.points]
     different: list[str] = []
     while not seen.finished:
         point = deaths.pop(0) if deaths else None
         often = str(point).startswith(("log", "execution"))
-        reach = chance.randrange(1, 40) if often else 1 if point == "retention-before-remove" else chance.randrange(1, 3)
+        reach = (
+            chance.randrange(1, 40)
+            if often
+            else 1
+            if point == "retention-before-remove"
+            else chance.randrange(1, 3)
+        )
         arguments = (one, str(seen.directory), seen.done, point or "", reach, str(acks))
         child = context.Process(target=live, args=arguments)
         child.start()
@@ -364,7 +379,9 @@ def judge(one: Round, seen: Observed, summary: Summary, different: list[str]) ->
     for number, called in seen.calls().items():
         result = seen.acknowledged.get(number)
         if result is not None and repr(result) != repr(from_json(to_json(expected.calls[called.sequence]))):
-            different.append(f"{seen.steps[number]} returned {result}, serially {expected.calls[called.sequence]}")
+            different.append(
+                f"{seen.steps[number]} returned {result}, serially {expected.calls[called.sequence]}"
+            )
     expected.calls = {}
     for opening in ("after the last close", "once more"):
         with open(seen.subject.app, seen.directory) as engine:
@@ -436,7 +453,9 @@ def _compare_inputs(seen: Observed) -> tuple[list[str], list[str]]:
             case _:
                 names = []
         lost += [f"lost: {name} of {seen.steps[number]}" for name in names if not held[name]]
-    wanted = Counter(repr((s.procedure, [to_json(a) for a in s.arguments])) for s in seen.steps if isinstance(s, Call))
+    wanted = Counter(
+        repr((s.procedure, [to_json(a) for a in s.arguments])) for s in seen.steps if isinstance(s, Call)
+    )
     made = Counter(repr((r.procedure, r.arguments)) for r in seen.ordered() if isinstance(r, Called))
     twice = [f"duplicated: {name}" for name, count in held.items() if count > 1]
     twice += [f"duplicated: {name}" for name, count in made.items() if count > wanted[name]]
@@ -482,7 +501,10 @@ def _entries(app: Any, record: Pushed | Fed, history: History) -> Iterator[Entry
         yield Entry(record.sequence, from_us(record.time_us), Ticket(_never), batch=batch)
         return
     assert place is None, "feeds of keyed streams are not part of the workloads"
-    last = max((e.batch.id for e in history.entries if e.batch is not None and e.batch.stream == stream.name), default=0)
+    last = max(
+        (e.batch.id for e in history.entries if e.batch is not None and e.batch.stream == stream.name),
+        default=0,
+    )
     for number, start in enumerate(range(0, len(rows), record.size)):
         batch = Batch(stream.relation, last + number + 1, rows[start : start + record.size], None)
         yield Entry(record.sequence + number, from_us(record.time_us), Ticket(_never), batch=batch)

@@ -61,11 +61,19 @@ class Opened:
         if reader.cut is not None:
             directory.files.truncate(reader.cut.file, reader.cut.offset)
         elif names:
-            # a process that was killed may have written what it had not synced: it counts from now on, so sync it
-            directory.files.sync(names[-1])
+            self._make_final(directory, names[-1])
         for name in directory.files.names():
             if int(name.removesuffix(".log")) >= self.end:
                 directory.files.remove(name)  # created, but nothing reached it
+
+    def _make_final(self, directory: Directory, name: str) -> None:
+        """A process that was killed may have written what it had not synced. It counts from now on, so it must be on disk
+        before anything is logged behind it.
+        """
+        try:
+            directory.files.sync(name)
+        except OSError as error:
+            raise LogFailed(f"log segment {name} can't be synced to disk ({error}); check the disk, then open again") from error
 
     def check(self, lsn: int) -> None:
         """A base never holds more than the log: one that does says that the end of the log is gone."""
@@ -86,7 +94,7 @@ class Durability:
     ) -> None:
         self.app = app
         self.directory = directory
-        self.mode = app.recovery
+        self.mode: str = app.recovery
         self.merges = merges
         self._generation_lsn = max((g.lsn for g in directory.generations()), default=opened.oldest)
         self._generation_bytes = config.generation_bytes
@@ -106,6 +114,11 @@ class Durability:
         self._unacknowledged.append((lsn, ticket))
         if self.writer.synced >= lsn:
             self._synced(self.writer.synced)
+
+    def hold(self, tickets: Iterable[Ticket]) -> None:
+        """These tickets are not done before everything logged so far is on disk."""
+        for ticket in tickets:
+            self.acknowledge(ticket, self.writer.appended)
 
     def _synced(self, lsn: int) -> None:
         """Taken from the queue and finished under one lock: whoever has called it knows that all up to ``lsn`` are told."""

@@ -5,17 +5,15 @@ from __future__ import annotations
 import datetime as dt
 import logging
 from collections import Counter, deque
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from tidegate.errors import Aborted, DeadlineExceeded, ProcedureFailed
 from tidegate.streams.batch import Batch
 from tidegate.txn.positions import describe
 from tidegate.txn.ticket import Ticket
 from tidegate.txn.transaction import Transaction
-
-if TYPE_CHECKING:
-    from tidegate.durability import Durability
 
 log = logging.getLogger("tidegate")
 
@@ -49,6 +47,18 @@ class DeadLetter:
 KEPT_ABORTS = 10_000
 
 
+class OutcomeLog(Protocol):
+    """Where outcomes go: the log of a durable engine, or whoever replays one."""
+
+    mode: str
+
+    def committed(self, txn: Transaction) -> None: ...
+    def ended(self, txn: Transaction, outcome: str, reason: str, parked: Iterable[int] = ()) -> None: ...
+    def hold(self, tickets: Iterable[Ticket]) -> None:
+        """These tickets are not done before everything logged so far is on disk."""
+        ...
+
+
 class Journal:
     """Implements the executors' ``Journal`` protocol. The newest 10,000 aborts are kept, and every dead letter."""
 
@@ -56,7 +66,7 @@ class Journal:
         self.commits: Counter[str] = Counter()
         self.aborts: deque[Abort] = deque(maxlen=KEPT_ABORTS)
         self.dead_letters: list[DeadLetter] = []
-        self.log: Durability | None = None
+        self.log: OutcomeLog | None = None
 
     def committed(self, txn: Transaction) -> None:
         self.commits[txn.unit.name] += 1
@@ -91,8 +101,7 @@ class Journal:
         if self.log is not None and (
             self.log.mode == "effects" or isinstance(error, (ProcedureFailed, DeadlineExceeded))
         ):
-            for ticket in tickets:
-                self.log.acknowledge(ticket, self.log.writer.appended)
+            self.log.hold(tickets)
 
     def failed(self, txn: Transaction, error: ProcedureFailed) -> None:
         """A call failed; its caller has the error. It must not succeed in a replay."""

@@ -94,7 +94,10 @@ def recover(engine: Engine, opened: Opened, start: int, notes: list[str], accept
             segment = reader.segment
             check_segment(engine.app, segment, accept_changed)
         replay.look_ahead(entry.record)
+    engine.journal.log = replay.unlogged
     report = replay.run(_watched(entries(), start, opened.end, progress))
+    engine.journal.log = None
+    report.unlogged = list(replay.unlogged.to_log(engine.scheduler))
     report.notes = notes
     report.seconds = engine.clock.monotonic() - began
     if report.records or notes:
@@ -123,4 +126,7 @@ def begin_log(engine: Engine, opened: Opened, merges: int) -> Durability:
                 ticket.stop(error)
         engine.executor.ended.notify_all()
 
-    return Durability(engine.app, engine.config, engine.directory, opened, merges, engine.lock, stop)
+    durable = Durability(engine.app, engine.config, engine.directory, opened, merges, engine.lock, stop)
+    for record in engine.recovery.unlogged:
+        durable.append(record)
+    return durable

@@ -20,6 +20,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import msgspec
+
 from tidegate.errors import Aborted, CorruptionError, DeadlineExceeded, ProcedureFailed, RecoveryRefused
 from tidegate.storage.codec import RowCodec, from_json
 from tidegate.streams.batch import Batch
@@ -56,6 +58,7 @@ class Report:
     replayed: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     seconds: float = 0.0
+    unlogged: list[Executed] = field(default_factory=list)  # failures of the replay that are still to be logged
 
     @property
     def records(self) -> int:
@@ -65,6 +68,38 @@ class Report:
         counts = ", ".join(f"{count:,} {what}" for what, count in self.replayed.items())
         told = [f"replayed {counts} in {self.seconds:.2f} s" if counts else "nothing to replay", *self.notes]
         return "; ".join(told)
+
+
+class Unlogged:
+    """Failures that happen in a replay of mode weak without being in the log, whose end did not reach the disk.
+
+    They go into the log when the engine opens, so that the next replay repeats them.
+    """
+
+    mode = "weak"
+
+    def __init__(self) -> None:
+        self.records: list[Executed] = []
+        self.repeating = False  # the outcome at hand comes from the log
+
+    def committed(self, txn: Transaction) -> None:
+        pass
+
+    def ended(self, txn: Transaction, outcome: str, reason: str, parked: Iterable[int] = ()) -> None:
+        if not self.repeating and outcome != "aborted":
+            self.records.append(Executed(txn.position, outcome, txn.procedure, reason, parked=list(parked)))
+
+    def hold(self, tickets: Iterable[Ticket]) -> None:
+        pass
+
+    def to_log(self, scheduler: Scheduler) -> Iterator[Executed]:
+        """The records. What came while a dataflow was halted was put aside too: the next replay meets it before the halt."""
+        for record in self.records:
+            if record.outcome == "halted":
+                dataflow = scheduler.parked[record.position].unit.dataflow
+                behind = [at for at, e in scheduler.parked.items() if e.unit.dataflow == dataflow and at != record.position]
+                record = msgspec.structs.replace(record, parked=behind)
+            yield record
 
 
 class Replay:
@@ -80,6 +115,7 @@ class Replay:
         self._admitting: deque[Iterator[tuple[int, Batch, dt.datetime]]] = deque()
         self._admitted = 0  # the sequence number of the last batch admitted
         self._ticket = Ticket(executor.wait)
+        self.unlogged = Unlogged()
         self.report = Report()
 
     def look_ahead(self, record: Any) -> None:
@@ -171,11 +207,18 @@ class Replay:
         if execution is None or execution.state is not State.READY:
             raise CorruptionError(
                 f"the log says that position {describe(record.position)} ended ({record.outcome}), but "
-                f"{'it is not known' if execution is None else f'{execution} {execution.reason}'}"
+                f"{'it is not known' if execution is None else f'{execution} {execution.reason}'}. Likely cause: procedures "
+                f"that do not do the same thing twice ({self._failures() or 'none failed'}); see to what they depend on, and "
+                f"open again"
             )
         self._count("executions")
+        self.unlogged.repeating = True
         self._repeat(self._scheduler.take(execution), record)
+        self.unlogged.repeating = False
         self._run_ready()
+
+    def _failures(self) -> str:
+        return "; ".join(record.reason for record in self.unlogged.records)
 
     def _repeat(self, execution: Execution, record: Executed) -> None:
         """Bring an execution to the outcome in the log; run it when that is what the log says."""

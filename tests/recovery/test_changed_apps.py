@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import make_numbers, make_ward, push, seen
+from recovering import make_numbers, make_ward, push, seen
 
 import tidegate
 from tidegate import App, Batch, Engine, Transaction
@@ -186,7 +186,9 @@ def test_a_procedure_that_ends_differently_is_found_out(tmp_path: Path, killed: 
     engine.call("put", 1)
     killed(engine)
     moods.append("bad")
-    with pytest.raises(RecoveryRefused, match=r"put.*committed when it first ran.*does not do the same thing twice"):
+    with pytest.raises(
+        RecoveryRefused, match=r"put.*committed when it first ran.*does not do the same thing twice"
+    ):
         tidegate.open(app(), tmp_path)
     moods.append("good")
     with tidegate.open(app(), tmp_path) as engine:

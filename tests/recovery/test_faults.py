@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import let_go, make_numbers, push, seen
+from recovering import let_go, make_numbers, push, seen
 
 import tidegate
 from tidegate import Engine, TidegateError
@@ -43,7 +43,11 @@ def test_a_failed_sync_stops_the_engine(
         for number in range(1, 100):
             engine.push("numbers", [(number,)], number).result(10)
             acknowledged = number
-    for work in (lambda: engine.push("numbers", [(1_000,)]), lambda: engine.call("total", 1), engine.checkpoint):
+    for work in (
+        lambda: engine.push("numbers", [(1_000,)]),
+        lambda: engine.call("total", 1),
+        engine.checkpoint,
+    ):
         with pytest.raises(LogFailed):
             work()
     with pytest.raises(LogFailed):
@@ -78,7 +82,7 @@ def test_the_systems_fdatasync_failing(syncs: int, tmp_path: Path) -> None:
     code = f"""
 import sys; sys.path.insert(0, {str(HERE)!r})
 import tidegate
-from conftest import make_numbers
+from recovering import make_numbers
 from tidegate.errors import LogFailed
 engine = tidegate.open(make_numbers(), {str(tmp_path / "db")!r}, merge_every_s=3600.0)
 try:
@@ -89,7 +93,9 @@ except LogFailed:
     sys.exit(7)
 """
     environment = {**os.environ, "LD_PRELOAD": str(shim), "SYNCS": str(syncs)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 7, done.stderr
     acknowledged = len(done.stdout.split())
     assert 0 < acknowledged < 99
@@ -164,7 +170,9 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
 
     def make(size: str) -> Path:
         options = f"remount,size={size}" if mounted else f"size={size}"
-        done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", place], capture_output=True, check=False)
+        done = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", options, "tmpfs", place], capture_output=True, check=False
+        )
         if done.returncode:
             pytest.skip("a small tmpfs needs root")
         mounted.append(size)
@@ -252,7 +260,7 @@ def test_a_second_process_is_refused_by_pid(tmp_path: Path) -> None:
     code = f"""
 import sys; sys.path.insert(0, {str(HERE)!r})
 import tidegate
-from conftest import make_numbers
+from recovering import make_numbers
 tidegate.open(make_numbers(), {str(tmp_path)!r})
 """
     with tidegate.open(make_numbers(), tmp_path) as engine:
@@ -411,7 +419,9 @@ def test_with_nothing_sound_left_the_error_says_so(tmp_path: Path) -> None:
     died(tmp_path, 4)
     for path in [tmp_path / "base.duckdb", *(tmp_path / "generations").iterdir()]:
         damage(path)
-    with pytest.raises(TidegateError, match=r"neither the base nor a generation of it can be read.*restore a backup"):
+    with pytest.raises(
+        TidegateError, match=r"neither the base nor a generation of it can be read.*restore a backup"
+    ):
         tidegate.open(make_numbers(), tmp_path)
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import make_numbers, seen
+from recovering import make_numbers, seen
 
 import tidegate
 

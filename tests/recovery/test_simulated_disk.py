@@ -9,9 +9,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from recovering import let_go, make_numbers, seen
 
 import tidegate
-from tidegate import App, Batch, Engine, Transaction
+from tidegate import Engine
 from tidegate.durability import Opened
 from tidegate.testing import PowerLoss, SimulatedFiles
 from tidegate.txn.log.reader import LogReader
@@ -112,52 +113,6 @@ def test_the_log_1000(block: int) -> None:
 # ---- an engine on such a disk
 
 
-def make_app(recovery: Any) -> App:
-    app = App("numbers", recovery=recovery)
-    app.table("CREATE TABLE seen (n BIGINT PRIMARY KEY, total BIGINT NOT NULL)")
-    app.stream("numbers", "n BIGINT NOT NULL", border=True)
-
-    @app.procedure(inputs="numbers", writes=["seen"])
-    def add(txn: Transaction, numbers: Batch) -> None:
-        before = txn.get("seen", numbers[0].n - 1)
-        txn.insert("seen", (numbers[0].n, numbers[0].n + (0 if before is None else before.total)))
-
-    return app
-
-
-def let_go(engine: Engine) -> None:
-    """As the death of the process does."""
-    assert engine.durable is not None
-    stop(engine.durable.writer)
-    engine.merger.close()
-    engine.database.close()
-    assert engine.directory is not None
-    engine.directory.close()
-
-
-def check_engine(seed: int, path: Path, use: Callable[[SimulatedFiles], None]) -> int:
-    chance = random.Random(seed)
-    files = SimulatedFiles(seed)
-    app = make_app(chance.choice(("weak", "strong", "effects")))
-    settings: Any = {"sync": chance.choice(("group", "always")), "max_delay_s": 60.0, "merge_every_s": 3600.0}
-    acknowledged = 0
-    for _ in range(3):
-        use(files)
-        engine = tidegate.open(app, path, **settings)
-        numbers = [row.n for row in engine.query("SELECT n FROM seen ORDER BY n")]
-        assert numbers == list(range(1, len(numbers) + 1))
-        assert len(numbers) >= acknowledged, "something acknowledged is lost"
-        totals = engine.query("SELECT coalesce(max(total), 0) FROM seen").scalar()
-        assert totals == sum(numbers), "every number was added once"
-        files.lose_power_at = files.operations + chance.randrange(1, 80)
-        try:
-            acknowledged = push_until_power_is_lost(engine, len(numbers) + 1, chance)
-        finally:
-            let_go(engine)
-        files = files.after_power_loss()
-    return acknowledged
-
-
 def push_until_power_is_lost(engine: Engine, first: int, chance: random.Random) -> int:
     """Returns the last number that was acknowledged."""
     acknowledged = first - 1
@@ -175,14 +130,24 @@ def push_until_power_is_lost(engine: Engine, first: int, chance: random.Random) 
         return acknowledged
 
 
-@pytest.fixture
-def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[SimulatedFiles], None]:
-    """``use(files)``: the next engine has its log on these."""
-
-    def on(files: SimulatedFiles) -> None:
-        monkeypatch.setattr("tidegate.directory.OsFiles", lambda path: files)
-
-    return on
+def check_engine(seed: int, path: Path, use: Callable[[SimulatedFiles], None]) -> int:
+    chance = random.Random(seed)
+    files = SimulatedFiles(seed)
+    app = make_numbers(chance.choice(("weak", "strong", "effects")))
+    settings: Any = {"sync": chance.choice(("group", "always")), "max_delay_s": 60.0, "merge_every_s": 3600.0}
+    acknowledged = 0
+    for _ in range(3):
+        use(files)
+        engine = tidegate.open(app, path, **settings)
+        numbers = seen(engine)
+        assert len(numbers) >= acknowledged, "something acknowledged is lost"
+        files.lose_power_at = files.operations + chance.randrange(1, 80)
+        try:
+            acknowledged = push_until_power_is_lost(engine, len(numbers) + 1, chance)
+        finally:
+            let_go(engine)
+        files = files.after_power_loss()
+    return acknowledged
 
 
 @pytest.mark.parametrize("block", range(4))

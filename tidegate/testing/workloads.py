@@ -86,7 +86,9 @@ def leaderboard_subject(recovery: str) -> Subject:
         votes = 0
         while votes < 150:
             count = chance.choice((1, 1, 1, 12, 25))
-            rows = tuple((votes + i, chance.randrange(30), chance.randrange(1, 7)) for i in range(1, count + 1))
+            rows = tuple(
+                (votes + i, chance.randrange(30), chance.randrange(1, 7)) for i in range(1, count + 1)
+            )
             if count == 1:
                 made.append(Push("votes_in", rows, votes + 1))
             else:
@@ -106,16 +108,27 @@ def ward(recovery: str = "weak", deadline_s: float = 0.2) -> App:
     down (their dataflow halts) or for good (dead letters), keep windows, and use the transaction's time and chance.
     """
     app = App("ward", recovery=recovery)  # type: ignore[arg-type]
-    app.table("CREATE TABLE meds (patient INTEGER, drug VARCHAR, PRIMARY KEY (patient, drug))", partition_by="patient")
+    app.table(
+        "CREATE TABLE meds (patient INTEGER, drug VARCHAR, PRIMARY KEY (patient, drug))",
+        partition_by="patient",
+    )
     app.table("CREATE TABLE asked (patient INTEGER PRIMARY KEY, n INTEGER NOT NULL)", partition_by="patient")
-    app.table("CREATE TABLE beats (patient INTEGER PRIMARY KEY, n INTEGER, total BIGINT)", partition_by="patient")
+    app.table(
+        "CREATE TABLE beats (patient INTEGER PRIMARY KEY, n INTEGER, total BIGINT)", partition_by="patient"
+    )
     app.table("CREATE TABLE alarms_seen (id INTEGER PRIMARY KEY, n INTEGER NOT NULL, last_at TIMESTAMP)")
     app.table("CREATE TABLE notes (token BIGINT PRIMARY KEY, alarms INTEGER, written TIMESTAMP, dice DOUBLE)")
     app.stream("orders", "patient INTEGER, drug VARCHAR NOT NULL", border=True, key="patient")
     app.stream("risky", "patient INTEGER, drug VARCHAR")
     app.stream("given", "patient INTEGER, drug VARCHAR")
-    app.stream("decisions", "patient INTEGER NOT NULL, yes BOOLEAN NOT NULL", border=True, key="patient",
-               deadline_s=deadline_s, default={"yes": False})
+    app.stream(
+        "decisions",
+        "patient INTEGER NOT NULL, yes BOOLEAN NOT NULL",
+        border=True,
+        key="patient",
+        deadline_s=deadline_s,
+        default={"yes": False},
+    )
     app.stream("vitals", "patient INTEGER, beat INTEGER NOT NULL", border=True, key="patient")
     app.stream("alarms", "patient INTEGER, beat INTEGER, dice DOUBLE")
 
@@ -137,8 +150,12 @@ def ward(recovery: str = "weak", deadline_s: float = 0.2) -> App:
             txn.upsert("meds", order)
             txn.emit("given", [order])
 
-    @app.procedure(inputs="vitals", outputs="alarms", writes=[partition("beats")],
-                   windows={"recent": window("vitals", count=4, slide=2)})
+    @app.procedure(
+        inputs="vitals",
+        outputs="alarms",
+        writes=[partition("beats")],
+        windows={"recent": window("vitals", count=4, slide=2)},
+    )
     def watch(txn: Transaction, vitals: Batch) -> None:
         if World.down:
             raise ConnectionError("the monitor is unreachable")
@@ -188,7 +205,9 @@ def ward_subject(recovery: str) -> Subject:
                 if drug.startswith("risky") and chance.random() < 0.85:
                     undecided.append((patient, last[patient]))
             elif kind < 0.65:
-                beats = tuple((p, chance.choice((60, 70, 95, 120, 13, 66))) for p in chance.sample(range(1, 5), 2))
+                beats = tuple(
+                    (p, chance.choice((60, 70, 95, 120, 13, 66))) for p in chance.sample(range(1, 5), 2)
+                )
                 made.append(Push("vitals", beats, number))
             elif kind < 0.8:
                 made.append(chance.choice((Call("note", (number,)), Call("drugs", (patient, number)))))
@@ -230,7 +249,9 @@ def load_subject(address: str) -> Subject:
         made: list[Step] = []
         for item in inputs:
             if isinstance(item, Push) and item.batch_id is None:
-                raise TidegateError(f"crash_workload: {item} needs a batch-id, or nobody can tell whether it was lost")
+                raise TidegateError(
+                    f"crash_workload: {item} needs a batch-id, or nobody can tell whether it was lost"
+                )
             made.append(item)
             if chance.random() < 0.05:
                 made.append(Checkpoint(generation=chance.random() < 0.5))
@@ -257,11 +278,14 @@ def generated(app: App, seed: int, count: int = 100) -> Iterator[Push]:
     chance = random.Random(seed)
     streams = [s for s in app.streams.values() if s.border and not (s.awaited and s.deadline_s is not None)]
     if not streams:
-        raise TidegateError(f"app {app.name} has no border stream to push to; offer crash_workload(seed) beside it")
+        raise TidegateError(
+            f"app {app.name} has no border stream to push to; offer crash_workload(seed) beside it"
+        )
     for number in range(1, count + 1):
         stream = chance.choice(streams)
         rows = tuple(
-            tuple(_value(column.type, chance) for column in stream.relation.columns) for _ in range(chance.randrange(1, 4))
+            tuple(_value(column.type, chance) for column in stream.relation.columns)
+            for _ in range(chance.randrange(1, 4))
         )
         yield Push(stream.name, rows, number)
 
@@ -293,5 +317,7 @@ def _value(kind: ColumnType, chance: random.Random) -> Any:
         case "json":
             return str(number)
         case "list":
-            return () if kind.element is None else tuple(_value(kind.element, chance) for _ in range(number % 3))
+            return (
+                () if kind.element is None else tuple(_value(kind.element, chance) for _ in range(number % 3))
+            )
     return f"v{number}"
