@@ -80,16 +80,18 @@ class Scratch:
 
     def _columns(self, table: str) -> tuple[Column, ...]:
         rows = self.connection.execute(
-            "SELECT column_name, data_type, is_nullable, column_default, is_generated FROM duckdb_columns() "
+            "SELECT column_name, data_type, is_nullable, column_default FROM duckdb_columns() "
             "WHERE table_name = ? ORDER BY column_index",
             [table],
         ).fetchall()
-        for name, _, _, _, generated in rows:
-            if generated:
-                raise DeclarationError(f"{table}.{name} is a generated column, which is not supported; "
-                                       f"compute it in the procedure or in a query", table=table)
+        stored = self.connection.execute("SELECT sql FROM duckdb_tables() WHERE table_name = ?", [table]).fetchall()
+        if any("GENERATED ALWAYS AS" in text for (text,) in stored):
+            raise DeclarationError(
+                f"table {table} has a generated column, which is not supported; compute it in the procedure or in a query",
+                table=table,
+            )
         found = []
-        for name, kind, nullable, default, _ in rows:
+        for name, kind, nullable, default in rows:
             try:
                 found.append(Column(name, column_type(kind), nullable, default))
             except DeclarationError as error:

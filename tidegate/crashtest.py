@@ -1,11 +1,11 @@
-"""``tidegate crash-test``: kill an engine again and again, and see that nothing acknowledged is lost, doubled or different.
+"""``tidegate crash-test``: kill an engine again and again; nothing acknowledged may get lost or doubled.
 
-parent                                   child (killed with SIGKILL: at a random moment, or at a named crash point)
-  │  start ────────────────────────────▶  open the directory, go on with the workload
-  │  ◀── acknowledgements, in a file ───  only after ticket.result() or a sync
-  │  kill; read the log; start again …    … until the workload is done
+parent                               child (dies by SIGKILL: at a random moment, or at a named crash point)
+  │  start ───────────────────────▶   open the directory, go on with the workload
+  │  ◀── acknowledgements (file) ───  only after ticket.result() or a sync
+  │  kill; read the log; start again …
   ▼
-everything acknowledged is in the log, once; the engine's end state is that of a serial run of what the log holds
+everything acknowledged is in the log, once; the end state is that of a serial run of what the log holds
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from typing import Any
 from tidegate import crashpoints
 from tidegate.engine import Engine, open
 from tidegate.errors import Aborted, BatchError, ProcedureFailed, StillWaiting, TidegateError
-from tidegate.storage.codec import RowCodec, from_json, to_json
+from tidegate.storage.codec import from_json, to_json
+from tidegate.testing.accepted import accepted_history, key_place
 from tidegate.testing.driver import Call, Push
-from tidegate.testing.history import Entry, History, Outcome, call_result, differences, outcome_of
+from tidegate.testing.history import History, Outcome, call_result, differences, outcome_of
 from tidegate.testing.reference import run_serially
 from tidegate.testing.workloads import BUILT_IN, Checkpoint, Feed, Outage, Step, Subject, World, load_subject
 from tidegate.txn.log.files import OsFiles
 from tidegate.txn.log.reader import LogReader
-from tidegate.txn.log.record import Called, Fed, Pushed, Record, Resumed, from_us
-from tidegate.txn.positions import rank_of, sequence_of
+from tidegate.txn.log.record import Called, Fed, Pushed, Record
 from tidegate.txn.ticket import Ticket
 
 SUBSCRIBER = "crash-test"
@@ -123,7 +123,7 @@ def subject_of(one: Round) -> Subject:
 
 
 class Child:
-    """Does the workload's steps, from the first that is not known to be done; writes down what was acknowledged."""
+    """Does the steps that are not known to be done; writes down what was acknowledged."""
 
     def __init__(self, one: Round, directory: Path, done: set[int], told: int) -> None:
         self._subject = subject_of(one)
@@ -205,7 +205,7 @@ class Child:
             return
 
     def _acknowledge(self, finish: bool = False) -> None:
-        """Wait for what is on its way; what waits for a person is acknowledged as accepted, unless all must ``finish``."""
+        """Wait for what is on its way; a push that waits for a person is acknowledged as accepted."""
         give_up = time.monotonic() + STUCK_AFTER_S
         while self._going:
             waiting = []
@@ -249,7 +249,7 @@ class Child:
 
 
 def live(one: Round, directory: str, done: set[int], point: str, reach: int, acks: str) -> None:
-    """The life of a child process: until the workload is done, the parent kills it, or it dies at ``point``."""
+    """A child process: until the workload is done, the parent kills it, or it dies at ``point``."""
     logging.getLogger("tidegate").setLevel(logging.CRITICAL)  # failures are part of the workload
     told = os.open(acks, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     reached: Counter[str] = Counter()
@@ -319,7 +319,7 @@ class Observed:
         return {*self.acknowledged, *self.refused, *self.calls()}
 
     def calls(self) -> dict[int, Called]:
-        """Which call of the workload is which in the log: calls have no id, so the n-th of its kind is the n-th."""
+        """Which call of the workload is which in the log: the n-th of its kind is the n-th."""
         held: dict[str, list[Called]] = {}
         for record in self.ordered():
             if isinstance(record, Called):
@@ -373,7 +373,7 @@ def run_round(one: Round, directory: Path, summary: Summary) -> None:
 def judge(one: Round, seen: Observed, summary: Summary, different: list[str]) -> None:
     """Lost, duplicated, different: count them."""
     lost, duplicated = _compare_inputs(seen)
-    history, sequences = history_of(seen)
+    history, last = accepted_history(seen.subject.app, seen.ordered())
     with quiet():
         expected = run_serially(seen.subject.app, history)
     for number, called in seen.calls().items():
@@ -386,8 +386,8 @@ def judge(one: Round, seen: Observed, summary: Summary, different: list[str]) ->
     for opening in ("after the last close", "once more"):
         with open(seen.subject.app, seen.directory) as engine:
             different += [f"{opening}: {told}" for told in differences(expected, outcome_found(engine))]
-            if engine.sequence < sequences:
-                different.append(f"{opening}: sequence {engine.sequence}, the log has {sequences}")
+            if engine.sequence < last:
+                different.append(f"{opening}: sequence {engine.sequence}, the log has {last}")
     summary.rounds += 1
     summary.inputs += sum(1 for step in seen.steps if isinstance(step, (Push, Call, Feed)))
     summary.acknowledged += sum(1 for n in seen.acknowledged if isinstance(seen.steps[n], (Push, Call, Feed)))
@@ -430,8 +430,8 @@ def _compare_inputs(seen: Observed) -> tuple[list[str], list[str]]:
     for record in seen.ordered():
         match record:
             case Pushed():
-                key_place = _key_place(app, record.stream)
-                key = None if key_place is None else record.rows[0][key_place]
+                place = key_place(app, record.stream)
+                key = None if place is None else record.rows[0][place]
                 held[repr((record.stream, key, record.batch_id))] += 1
             case Fed():
                 held.update(repr((record.stream, "fed", list(row))) for row in record.rows)
@@ -439,7 +439,7 @@ def _compare_inputs(seen: Observed) -> tuple[list[str], list[str]]:
     for number in seen.acknowledged:
         match seen.steps[number]:
             case Push(stream, rows, batch_id):
-                place = _key_place(app, stream)
+                place = key_place(app, stream)
                 keys = [None] if place is None else list(dict.fromkeys(row[place] for row in rows))
                 names = [repr((stream, key, batch_id)) for key in keys]
             case Feed(stream, rows, first):
@@ -460,74 +460,6 @@ def _compare_inputs(seen: Observed) -> tuple[list[str], list[str]]:
     twice = [f"duplicated: {name}" for name, count in held.items() if count > 1]
     twice += [f"duplicated: {name}" for name, count in made.items() if count > wanted[name]]
     return lost, twice
-
-
-def _key_place(app: Any, stream: str) -> int | None:
-    key = app.streams[stream].key
-    return None if key is None else int(app.streams[stream].relation.index_of[key])
-
-
-def history_of(seen: Observed) -> tuple[History, int]:
-    """What the log accepted, as a history that the serial reference can run; and its last sequence number."""
-    app = seen.subject.app
-    history = History()
-    origin: dict[int, tuple[str, Any, int]] = {}  # sequence -> the batch it stands for
-    graph = app.graph()
-    for record in seen.ordered():
-        match record:
-            case Pushed() | Fed():
-                for entry in _entries(app, record, history):
-                    assert entry.batch is not None
-                    origin[entry.sequence] = (entry.batch.stream, entry.batch.key, entry.batch.id)
-                    history.entries.append(entry)
-            case Called():
-                history.entries.append(_call_entry(app, record))
-            case Resumed():
-                for old, new in record.moved:
-                    stream, key, batch_id = origin[sequence_of(new)] = origin[sequence_of(old)]
-                    unit = next(u for u in graph.caused_by[stream] if u.rank == rank_of(old))
-                    history.moved[unit.name, key, batch_id] = new
-    return history, max((*origin, *(e.sequence for e in history.entries)), default=0)
-
-
-def _entries(app: Any, record: Pushed | Fed, history: History) -> Iterator[Entry]:
-    from tidegate.streams.batch import Batch
-
-    stream = app.streams[record.stream]
-    rows = RowCodec(stream.relation).unpack(record.rows)
-    place = _key_place(app, record.stream)
-    if isinstance(record, Pushed):
-        batch = Batch(stream.relation, record.batch_id, rows, None if place is None else rows[0][place])
-        yield Entry(record.sequence, from_us(record.time_us), Ticket(_never), batch=batch)
-        return
-    assert place is None, "feeds of keyed streams are not part of the workloads"
-    last = max(
-        (e.batch.id for e in history.entries if e.batch is not None and e.batch.stream == stream.name),
-        default=0,
-    )
-    for number, start in enumerate(range(0, len(rows), record.size)):
-        batch = Batch(stream.relation, last + number + 1, rows[start : start + record.size], None)
-        yield Entry(record.sequence + number, from_us(record.time_us), Ticket(_never), batch=batch)
-
-
-def _call_entry(app: Any, record: Called) -> Entry:
-    from tidegate.storage.database import Database
-    from tidegate.txn.runtime import Runtime
-
-    global _binding
-    if _binding is None or _binding[0] is not app:
-        _binding = (app, Runtime(app, app.graph(), Database(app.tables.values())))
-    unit = _binding[1].units[record.procedure]
-    named = {name: from_json(value) for name, value in record.named.items()}
-    bound, partitions = unit.members[0].bind_call(from_json(record.arguments), named)
-    return Entry(record.sequence, from_us(record.time_us), Ticket(_never), call=(unit, bound, partitions))
-
-
-_binding: tuple[Any, Any] | None = None
-
-
-def _never(ticket: Ticket, timeout_s: float | None) -> None:
-    raise AssertionError("tickets of a history are not waited for")
 
 
 def facts(summary: Summary) -> dict[str, Any]:

@@ -31,12 +31,13 @@ from tidegate.state import check_schemas, restore
 from tidegate.storage.database import Database
 from tidegate.streams.border import Border
 from tidegate.subscription import Subscription
-from tidegate.txn.executors import Executor, SerialExecutor, ThreadExecutor
+from tidegate.txn.executors import Executor, SerialExecutor
 from tidegate.txn.locks import LowWaterMarks, TwoPhaseLocks
 from tidegate.txn.log.record import Resumed
 from tidegate.txn.recovery import Report
 from tidegate.txn.runtime import Runtime
 from tidegate.txn.scheduler import Scheduler
+from tidegate.txn.threads import ThreadExecutor
 from tidegate.txn.ticket import Ticket
 from tidegate.views import Merge, Question, query, questions
 

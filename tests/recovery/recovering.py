@@ -9,7 +9,7 @@ from tidegate.testing.workloads import ward
 
 
 def let_go(engine: Engine) -> None:
-    """What the death of its process does to an engine: nothing more is written, files and locks are let go."""
+    """What the death of its process does to an engine: nothing more is written, files are let go."""
     if engine.closed:
         return
     engine.executor.close()
@@ -67,5 +67,5 @@ def push(engine: Engine, first: int, last: int) -> None:
 
 
 def make_ward(recovery: Any) -> App:
-    """A doctor decides about risky orders, per patient; vitals halt when the world is down, dead-letter when bad."""
+    """A doctor decides about risky orders; vitals halt when the world is down."""
     return ward(recovery, deadline_s=600.0)

@@ -1,4 +1,4 @@
-"""An app that has changed since its directory was written: safe changes are taken, the others refused with a remedy."""
+"""An app that has changed since: safe changes are taken, the others refused with a remedy."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Power lost on a real journal: a filesystem in a file is shut down (FS_IOC_SHUTDOWN) under a working engine.
 
-The process is stopped first (SIGSTOP): otherwise it would be this test that loses what was acknowledged meanwhile.
+The process is stopped first (SIGSTOP): otherwise the test would lose what is acknowledged meanwhile.
 Needs root, loop devices and mkfs; skipped by name without them.
 """
 

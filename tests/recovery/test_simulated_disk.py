@@ -1,4 +1,4 @@
-"""Power lost at any operation of a simulated disk: nothing acknowledged is lost, nothing wrong is ever read."""
+"""Power lost at any operation of a simulated disk: nothing acknowledged is lost, nothing is read wrong."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A disk that loses power, fills up or fails at any operation, from a seed.
 
-Implements the log's :class:`~tidegate.txn.log.files.Files`. What was synced is kept. Of what was not, any sector may be
-kept, be missing (zeros), or be torn at any byte, later ones while earlier ones are gone; a file that was being created
-may not be there.
+Implements the log's :class:`~tidegate.txn.log.files.Files`. What was synced is kept. Of what was not, any
+sector may be kept, be missing (zeros), or be torn at any byte, later ones while earlier ones are gone; a file
+that was being created may not be there.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class PowerLoss(BaseException):
 class SimulatedFiles:
     """A directory of files in memory.
 
-    ``lose_power_at``: the operation (write, sync, create, truncate, remove) in the middle of which power is lost.
-    ``fail_sync_at``: the sync that fails, for good. ``capacity``: bytes before the disk is full; may be changed.
+    ``lose_power_at``: the operation (write, sync, create, truncate, remove) in the middle of which power is
+    lost. ``fail_sync_at``: the sync that fails, for good. ``capacity``: bytes before the disk is full.
 
     >>> files = SimulatedFiles(seed=1)
     >>> file = files.create("a.log")

@@ -102,10 +102,11 @@ def leaderboard_subject(recovery: str) -> Subject:
 
 
 def ward(recovery: str = "weak", deadline_s: float = 0.2) -> App:
-    """A small hospital: doctors decide about risky orders, vitals are watched per patient, alarms are counted for all.
+    """A small hospital: doctors decide about risky orders, vitals are watched, alarms are counted.
 
-    Its procedures do everything that makes recovery hard: they wait for people, abort, fail once the world outside is
-    down (their dataflow halts) or for good (dead letters), keep windows, and use the transaction's time and chance.
+    Its procedures do everything that makes recovery hard: they wait for people, abort, fail while the world
+    outside is down (their dataflow halts) or for good (dead letters), keep windows, and use the transaction's
+    time and chance.
     """
     app = App("ward", recovery=recovery)  # type: ignore[arg-type]
     app.table(
@@ -230,8 +231,8 @@ BUILT_IN = {"leaderboard": leaderboard_subject, "ward": ward_subject}
 
 
 def load_subject(address: str) -> Subject:
-    """The app at ``module:app`` or ``file.py:app``; its workload is ``crash_workload(seed)`` of the same module if there is
-    one (an iterable of Push, with batch-ids, and Call), otherwise rows made from the schemas of its border streams.
+    """The app at ``module:app`` or ``file.py:app``. Its workload is ``crash_workload(seed)`` of the same module
+    (an iterable of Push, with batch-ids, and Call) or else rows made from the schemas of its border streams.
     """
     where, _, name = address.partition(":")
     module = _module(where)

@@ -1,0 +1,89 @@
+"""What a log accepted, as a history that the serial reference can run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from tidegate.dataflows.app import App
+from tidegate.storage.codec import RowCodec, from_json
+from tidegate.storage.database import Database
+from tidegate.streams.batch import Batch
+from tidegate.streams.border import Border
+from tidegate.testing.history import Entry, History
+from tidegate.txn.log.record import Called, Fed, Pushed, Record, Resumed, from_us
+from tidegate.txn.positions import rank_of, sequence_of
+from tidegate.txn.runtime import Runtime
+from tidegate.txn.ticket import Ticket
+
+
+def accepted_history(app: App, records: Iterable[Record]) -> tuple[History, int]:
+    """The history that these records (of a whole log, in order) tell of, and its last sequence number."""
+    return _Accepted(app).read(records)
+
+
+def key_place(app: App, stream: str) -> int | None:
+    """Where the key of a keyed stream stands in its rows."""
+    key = app.streams[stream].key
+    return None if key is None else app.streams[stream].relation.index_of[key]
+
+
+class _Accepted:
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self._graph = app.graph()
+        self._runtime = Runtime(
+            app, self._graph, Database(app.tables.values())
+        )  # to bind the arguments of calls
+        self._borders = {s.name: Border(s.relation, s.key) for s in app.streams.values() if s.border}
+        self._origin: dict[int, tuple[str, Any, int]] = {}  # sequence -> the batch it stands for
+        self._history = History()
+        self._last = 0
+
+    def read(self, records: Iterable[Record]) -> tuple[History, int]:
+        for record in records:
+            match record:
+                case Pushed() | Fed():
+                    for sequence, batch in self._batches(record):
+                        self._origin[sequence] = (batch.stream, batch.key, batch.id)
+                        self._enter(Entry(sequence, from_us(record.time_us), Ticket(_never), batch=batch))
+                case Called():
+                    self._enter(self._call(record))
+                case Resumed():
+                    for old, new in record.moved:
+                        self._move(old, new)
+        self._runtime.database.close()
+        return self._history, self._last
+
+    def _enter(self, entry: Entry) -> None:
+        self._history.entries.append(entry)
+        self._last = max(self._last, entry.sequence)
+
+    def _batches(self, record: Pushed | Fed) -> Iterator[tuple[int, Batch]]:
+        border = self._borders[record.stream]
+        rows = RowCodec(border.relation).unpack(record.rows)
+        sequence = record.sequence
+        size = record.size if isinstance(record, Fed) else len(rows)
+        for start in range(0, len(rows), size):
+            for key, part in border.split(rows[start : start + size]).items():
+                yield (
+                    sequence,
+                    border.accept(key, part, record.batch_id if isinstance(record, Pushed) else None),
+                )
+                sequence += 1
+
+    def _call(self, record: Called) -> Entry:
+        unit = self._runtime.units[record.procedure]
+        named = {name: from_json(value) for name, value in record.named.items()}
+        bound, partitions = unit.members[0].bind_call(from_json(record.arguments), named)
+        return Entry(record.sequence, from_us(record.time_us), Ticket(_never), call=(unit, bound, partitions))
+
+    def _move(self, old: int, new: int) -> None:
+        stream, key, batch_id = self._origin[sequence_of(new)] = self._origin[sequence_of(old)]
+        unit = next(unit for unit in self._graph.caused_by[stream] if unit.rank == rank_of(old))
+        self._history.moved[unit.name, key, batch_id] = new
+        self._last = max(self._last, sequence_of(new))
+
+
+def _never(ticket: Ticket, timeout_s: float | None) -> None:
+    raise AssertionError("tickets of a history are not waited for")
