@@ -40,11 +40,9 @@ def modes(rounds: int, votes: int = 10_000) -> dict[str, Any]:
             with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as place:
                 live.append(votes / _run_and_stop(mode, Path(place), cast))
                 size = sum(p.stat().st_size for p in Path(place, "log").iterdir()) / votes
-                begin = time.perf_counter()
                 with tidegate.open(_contest(mode), place) as engine:
                     replay.append(votes / engine.recovery.seconds)
                     assert engine.recovery.replayed["batches"] == votes, engine.recovery
-                assert begin
         found |= {
             f"{mode}_live_votes_per_s": round(statistics.median(live)),
             f"{mode}_recovery_votes_per_s": round(statistics.median(replay)),
@@ -76,9 +74,11 @@ def latency(rounds: int, seconds: float = 1.0) -> dict[str, Any]:
     for sync in ("always", "group", "off"):
         for rate in (1_000, 10_000):
             waits: list[float] = []
-            with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as place:
-                with tidegate.open(_counting(), place, sync=sync) as engine:
-                    waits = _open_loop(engine, rate, seconds)
+            with (
+                tempfile.TemporaryDirectory(prefix="tidegate-bench-") as place,
+                tidegate.open(_counting(), place, sync=sync) as engine,
+            ):
+                waits = _open_loop(engine, rate, seconds)
             waits.sort()
             for name, part in (("p50", 0.5), ("p99", 0.99)):
                 found[f"ack_ms_{sync}_{rate}_{name}"] = round(waits[int(len(waits) * part)] * 1e3, 2)
@@ -119,27 +119,29 @@ def _counting() -> App:
 def merging(rounds: int, rows: int = 1_000_000, changed: int = 100_000) -> dict[str, Any]:
     """Seconds to merge 100,000 changed rows into 1,000,000, and the longest a push had to wait meanwhile."""
     merge_s, stall_ms, pushes = [], [], []
-    with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as place:
-        with tidegate.open(_counting(), place, merge_rows=10_000_000, sync="off") as engine:
-            for first in range(0, rows, 100_000):
-                engine.feed("hits", [(i,) for i in range(first, first + 100_000)], size=10_000)
-            engine.checkpoint()
-            for number in range(rounds):
-                step = rows // changed
-                engine.feed("hits", [(i * step + number % step,) for i in range(changed)], size=10_000)
-                merger = threading.Thread(target=engine.checkpoint)
-                begin = time.perf_counter()
-                merger.start()
-                longest, count = 0.0, 0
-                while merger.is_alive():
-                    pushed = time.perf_counter()
-                    engine.push("hits", [(count % rows,)])
-                    longest = max(longest, time.perf_counter() - pushed)
-                    count += 1
-                merger.join()
-                merge_s.append(time.perf_counter() - begin)
-                stall_ms.append(longest * 1e3)
-                pushes.append(count)
+    with (
+        tempfile.TemporaryDirectory(prefix="tidegate-bench-") as place,
+        tidegate.open(_counting(), place, merge_rows=10_000_000, sync="off") as engine,
+    ):
+        for first in range(0, rows, 100_000):
+            engine.feed("hits", [(i,) for i in range(first, first + 100_000)], size=10_000)
+        engine.checkpoint()
+        for number in range(rounds):
+            step = rows // changed
+            engine.feed("hits", [(i * step + number % step,) for i in range(changed)], size=10_000)
+            merger = threading.Thread(target=engine.checkpoint)
+            begin = time.perf_counter()
+            merger.start()
+            longest, count = 0.0, 0
+            while merger.is_alive():
+                pushed = time.perf_counter()
+                engine.push("hits", [(count % rows,)])
+                longest = max(longest, time.perf_counter() - pushed)
+                count += 1
+            merger.join()
+            merge_s.append(time.perf_counter() - begin)
+            stall_ms.append(longest * 1e3)
+            pushes.append(count)
     return {
         "merge_100000_into_1000000_s": round(statistics.median(merge_s), 2),
         "longest_push_during_merge_ms": round(statistics.median(stall_ms), 1),

@@ -41,9 +41,7 @@ class FileSink:
 
     def __init__(self, directory: str | Path, format: Format = "ndjson") -> None:
         if format not in WRITERS:
-            raise SinkError(
-                f"FileSink(format={format!r}): use one of {', '.join(WRITERS)}", sink=str(directory)
-            )
+            raise SinkError(f"FileSink(format={format!r}): use one of {', '.join(WRITERS)}", sink=str(directory))
         self.directory = Path(directory)
         self.format = format
 
@@ -75,9 +73,7 @@ class FileSink:
         if path.exists():
             self._check_same(batch, path, data)
             return
-        hidden = (
-            self.directory / f".{batch.stream}-{uuid.uuid4().hex}.tmp"
-        )  # no two processes write the same one
+        hidden = self.directory / f".{batch.stream}-{uuid.uuid4().hex}.tmp"  # no two processes write the same one
         try:
             with hidden.open("xb") as file:
                 file.write(data)

@@ -101,8 +101,7 @@ class SqlSink:
                 missing=missing,
             )
         self._columns: list[tuple[str, Callable[[Any], Any] | None]] = [
-            (column.name, converter(column.type, self._target.columns[column.name].type))
-            for column in relation.columns
+            (column.name, converter(column.type, self._target.columns[column.name].type)) for column in relation.columns
         ]
 
     def _find_or_create(self, relation: Relation) -> sa.Table:
@@ -188,11 +187,7 @@ class SqlSink:
             return True
         if known == digest(list(batch.rows)):
             return False
-        what = (
-            "has other rows than the batch delivered under its id"
-            if known
-            else f"comes after batch {max(marks)}"
-        )
+        what = "has other rows than the batch delivered under its id" if known else f"comes after batch {max(marks)}"
         raise SinkError(
             f"{batch!r} {what} to {self._table_name} in {self._shown}. Another engine delivers under the "
             f"name {self.name!r}, or this one began anew or from a backup. Deliver under another name, and "
@@ -226,11 +221,7 @@ class SqlSink:
         for batch in batches:
             first.setdefault(key_text(batch), batch.id)
         marks = self._marks.c
-        older = (
-            (marks.sink == self.name)
-            & (marks.key == sa.bindparam("k"))
-            & (marks.batch_id < sa.bindparam("first"))
-        )
+        older = (marks.sink == self.name) & (marks.key == sa.bindparam("k")) & (marks.batch_id < sa.bindparam("first"))
         connection.execute(
             self._marks.delete().where(older),
             [{"k": key, "first": batch_id} for key, batch_id in first.items()],

@@ -74,7 +74,5 @@ def converter(kind: ColumnType, target: sa.types.TypeEngine[Any]) -> Callable[[A
         case "interval" if not isinstance(target, sa.Interval):
             return plain
         case "timestamp" if getattr(target, "timezone", False):
-            return lambda value: value.replace(
-                tzinfo=dt.UTC
-            )  # ours are UTC; without it the session's zone would apply
+            return lambda value: value.replace(tzinfo=dt.UTC)  # ours are UTC; without it the session's zone would apply
     return None

@@ -37,9 +37,7 @@ class WebhookSink:
     transactional = False
     at_once = 1
 
-    def __init__(
-        self, url: str, *, headers: Mapping[str, str] | None = None, timeout_s: float = 10.0
-    ) -> None:
+    def __init__(self, url: str, *, headers: Mapping[str, str] | None = None, timeout_s: float = 10.0) -> None:
         if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
             raise SinkError(f"WebhookSink takes an http:// or https:// address, got {url!r}", sink=url)
         self.url = url
@@ -72,9 +70,7 @@ class WebhookSink:
             hint = "; a redirect is not followed: give its target" if 300 <= error.code < 400 else ""
             raise self._refused(batch, f"it answered {error.code} {error.reason} {said!r}{hint}") from error
         except (OSError, HTTPException) as error:
-            raise self._refused(
-                batch, f"no answer within {self._timeout_s:g} s or no connection: {error}"
-            ) from error
+            raise self._refused(batch, f"no answer within {self._timeout_s:g} s or no connection: {error}") from error
 
     def _refused(self, batch: Batch, why: str) -> SinkError:
         return SinkError(

@@ -126,21 +126,35 @@ class App:
             )
         if key is not None and key not in relation.index_of:
             raise DeclarationError(
-                f"stream {name} has no column {key!r} to be keyed by; it has {', '.join(relation.index_of)}", stream=name
+                f"stream {name} has no column {key!r} to be keyed by; it has {', '.join(relation.index_of)}",
+                stream=name,
             )
         if key is not None and not relation.column(key).type.hashable_key:
-            raise DeclarationError(f"stream {name}: {key} is {relation.column(key).type}, which can't be a key", stream=name)
+            raise DeclarationError(
+                f"stream {name}: {key} is {relation.column(key).type}, which can't be a key", stream=name
+            )
 
-    def _default(self, name: str, relation: Relation, key: str | None, border: bool, deadline_s: float | None,
-                 default: Mapping[str, Any] | Iterable[Mapping[str, Any]]) -> tuple[dict[str, Any], ...]:
+    def _default(
+        self,
+        name: str,
+        relation: Relation,
+        key: str | None,
+        border: bool,
+        deadline_s: float | None,
+        default: Mapping[str, Any] | Iterable[Mapping[str, Any]],
+    ) -> tuple[dict[str, Any], ...]:
         rows = tuple([default] if isinstance(default, Mapping) else default)
         for row in rows:
             if not isinstance(row, Mapping):
-                raise DeclarationError(f"stream {name}: its default must be a dict by column name, or a list of such, "
-                                       f"got {row!r}", stream=name)
+                raise DeclarationError(
+                    f"stream {name}: its default must be a dict by column name, or a list of such, got {row!r}",
+                    stream=name,
+                )
         if (deadline_s is None) != (not rows):
-            raise DeclarationError(f"stream {name}: deadline_s and default go together: the default is pushed when the "
-                                   f"deadline passes", stream=name)
+            raise DeclarationError(
+                f"stream {name}: deadline_s and default go together: the default is pushed when the deadline passes",
+                stream=name,
+            )
         if deadline_s is not None and not border:
             raise DeclarationError(f"stream {name}: only a border stream can have a deadline", stream=name)
         if deadline_s is not None:
@@ -158,7 +172,9 @@ class App:
         for taken in [*self.tables, *self.streams]:
             if taken.lower() == name.lower():
                 other = "table" if taken in self.tables else "stream"
-                raise DeclarationError(f"{kind} {name}: the name is taken by the {other} {taken}; choose another", name=name)
+                raise DeclarationError(
+                    f"{kind} {name}: the name is taken by the {other} {taken}; choose another", name=name
+                )
 
     def _check_relation(self, kind: str, relation: Relation) -> None:
         check_name(kind, relation.name)
@@ -300,7 +316,9 @@ class App:
 
     def nested(self, *members: Callable[..., Any] | str, name: str | None = None) -> str:
         """Declare connected procedures as one nested transaction per batch; returns its name."""
-        names = tuple(member if isinstance(member, str) else str(getattr(member, "__name__", member)) for member in members)
+        names = tuple(
+            member if isinstance(member, str) else str(getattr(member, "__name__", member)) for member in members
+        )
         label = name or "+".join(names)
         if label in self.nested_groups:
             raise DeclarationError(f"there are two nested transactions called {label!r}")
@@ -315,7 +333,9 @@ class App:
                 raise unknown(f"nested transaction {label}", "procedure", member, self.procedures)
             for other in self.nested_groups.values():
                 if member in other.members:
-                    raise DeclarationError(f"procedure {member} is in two nested transactions, {other.name} and {label}")
+                    raise DeclarationError(
+                        f"procedure {member} is in two nested transactions, {other.name} and {label}"
+                    )
         self.nested_groups[label] = Nested(label, names)
         try:
             Graph(self, partial=True)
@@ -335,7 +355,9 @@ class App:
             if procedure not in self.procedures:
                 raise unknown("trigger", "procedure", procedure, self.procedures)
             if window_name not in self.procedures[procedure].windows:
-                raise unknown(f"trigger on procedure {procedure}", "window", window_name, self.procedures[procedure].windows)
+                raise unknown(
+                    f"trigger on procedure {procedure}", "window", window_name, self.procedures[procedure].windows
+                )
             self.triggers.append(Trigger(statement, window=(procedure, window_name)))
         elif on in self.streams:
             self.triggers.append(Trigger(statement, stream=on))
@@ -349,4 +371,3 @@ class App:
 
 def _names(names: Names) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else tuple(names)
-

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tidegate.errors import DeclarationError
-from tidegate.storage.schema import Relation, Row
+from tidegate.storage.schema import Relation
 from tidegate.storage.statements import Statement
 from tidegate.streams.windows import WindowSpec
 

@@ -67,7 +67,14 @@ class Graph:
         for procedure in self.app.procedures.values():
             if not procedure.streaming:
                 self.oltp[procedure.name] = Unit(
-                    procedure.name, (procedure,), 0, procedure.name, (), (), (), frozenset(),
+                    procedure.name,
+                    (procedure,),
+                    0,
+                    procedure.name,
+                    (),
+                    (),
+                    (),
+                    frozenset(),
                     self.access_of[procedure.name],
                 )
 
@@ -147,8 +154,14 @@ class Graph:
             rank = next_rank.get(dataflow, 0)
             next_rank[dataflow] = rank + len(members)
             unit = Unit(
-                node, tuple(members), rank, dataflow, tuple(dict.fromkeys(inputs)), tuple(dict.fromkeys(awaited)),
-                tuple(s for member in members for s in member.outputs), behind,
+                node,
+                tuple(members),
+                rank,
+                dataflow,
+                tuple(dict.fromkeys(inputs)),
+                tuple(dict.fromkeys(awaited)),
+                tuple(s for member in members for s in member.outputs),
+                behind,
                 _union(access for member in members for access in self.access_of[member.name]),
             )
             self.units.append(unit)
@@ -165,9 +178,7 @@ class Graph:
         order: list[Procedure] = []
         while len(order) < len(members):
             done = {member.name for member in order}
-            ready = next(
-                (m for m in members if m not in order and set(self._predecessors(m)) & names <= done), None
-            )
+            ready = next((m for m in members if m not in order and set(self._predecessors(m)) & names <= done), None)
             if ready is None:
                 raise DeclarationError(f"the procedures of nested transaction {node} form a cycle")
             order.append(ready)

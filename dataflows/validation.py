@@ -147,13 +147,17 @@ def check_prefetch(app: App, procedure: Procedure) -> None:
     columns = {name for stream in procedure.inputs for name in app.streams[stream].relation.index_of}
     for table, column in procedure.prefetch.items():
         if table not in declared:
-            raise DeclarationError(f"procedure {procedure.name}: prefetch names table {table!r}, which it does not access; "
-                                   f"add reads=[{table!r}] or writes=[{table!r}]")
+            raise DeclarationError(
+                f"procedure {procedure.name}: prefetch names table {table!r}, which it does not access; "
+                f"add reads=[{table!r}] or writes=[{table!r}]"
+            )
         if len(app.tables[table].primary_key) != 1:
             raise DeclarationError(f"procedure {procedure.name}: prefetch needs a one-column key; {table} has more")
         if column not in columns:
-            raise DeclarationError(f"procedure {procedure.name}: prefetch column {column!r} is in none of its inputs, which have "
-                                   f"{', '.join(sorted(columns))}")
+            raise DeclarationError(
+                f"procedure {procedure.name}: prefetch column {column!r} is in none of its inputs, which have "
+                f"{', '.join(sorted(columns))}"
+            )
 
 
 def _no_repeats(procedure: Procedure, what: str, names: tuple[str, ...]) -> None:

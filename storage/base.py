@@ -199,8 +199,10 @@ def arrow_table(relation: Relation, rows: Sequence[Row]) -> pa.Table:
 def arrow_columns(columns: Sequence[Column], rows: Sequence[Row]) -> pa.Table:
     values: Iterable[Sequence[Any]] = zip(*rows, strict=True) if rows else [()] * len(columns)
     arrays = [
-        pa.array([None if v is None else str(v) for v in column_values] if column.type.family == "uuid" else column_values,
-                 type=column.type.arrow)
+        pa.array(
+            [None if v is None else str(v) for v in column_values] if column.type.family == "uuid" else column_values,
+            type=column.type.arrow,
+        )
         for column, column_values in zip(columns, values, strict=True)
     ]
     return pa.Table.from_arrays(arrays, names=[column.name for column in columns])

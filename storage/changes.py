@@ -163,9 +163,7 @@ def _store(view: View, access: Access, pairs: Sequence[tuple[Row | None, Row]]) 
         raise
 
 
-def _check_unique(
-    view: View, access: Access, index: SecondaryIndex, pairs: Sequence[tuple[Row | None, Row]]
-) -> None:
+def _check_unique(view: View, access: Access, index: SecondaryIndex, pairs: Sequence[tuple[Row | None, Row]]) -> None:
     """Are the new rows' values in a unique index theirs alone? One pass over the write set, however many
     rows.
     """

@@ -5,8 +5,8 @@ from __future__ import annotations
 import base64
 import datetime as dt
 import uuid
-from decimal import Decimal
 from collections.abc import Callable, Iterable, Sequence
+from decimal import Decimal
 from typing import Any
 
 import msgspec

@@ -38,9 +38,7 @@ class Compiled:
 
 def compile_select(parsed: Parsed, row_class: Any, fold: Fold) -> Compiled:
     tree = parsed.tree
-    if not isinstance(tree, exp.Select) or any(
-        value for key, value in tree.args.items() if key not in _SELECT_PARTS
-    ):
+    if not isinstance(tree, exp.Select) or any(value for key, value in tree.args.items() if key not in _SELECT_PARTS):
         raise NotCompilable
     source = tree.args.get("from_")
     table = source.this if source is not None else None

@@ -54,8 +54,7 @@ class Checks:
                 refused = self._ask(check, rows, session())
             if refused is not None:
                 raise ConstraintError(
-                    f"{self.schema.name} has CHECK ({check.expression}), "
-                    f"which is false for {tuple(refused)!r}",
+                    f"{self.schema.name} has CHECK ({check.expression}), which is false for {tuple(refused)!r}",
                     relation=self.schema.name,
                     constraint="CHECK",
                     key=self.schema.key_of(refused),

@@ -186,10 +186,13 @@ def from_sqlalchemy(table: sa.Table) -> str:
         if isinstance(constraint, UniqueConstraint):
             parts.append(f"UNIQUE ({_names(constraint.columns)})")
         elif isinstance(constraint, CheckConstraint):
-            parts.append(f"CHECK ({constraint.sqltext.compile(dialect=dialect, compile_kwargs={'literal_binds': True})})")
+            parts.append(
+                f"CHECK ({constraint.sqltext.compile(dialect=dialect, compile_kwargs={'literal_binds': True})})"
+            )
     if table.foreign_keys:
-        raise DeclarationError(f"table {table.name}: foreign keys are not supported; check them in the procedure",
-                               table=table.name)
+        raise DeclarationError(
+            f"table {table.name}: foreign keys are not supported; check them in the procedure", table=table.name
+        )
     ddl = [f"CREATE TABLE {quote(table.name)} ({', '.join(parts)})"]
     for index in sorted(table.indexes, key=lambda i: str(i.name)):
         unique = "UNIQUE " if index.unique else ""

@@ -59,9 +59,7 @@ def stabilize(tree: exp.Expression, families: Mapping[str, set[str]], width: Wid
 
 def _as_subquery(tree: exp.Expression) -> exp.Expression:
     if isinstance(tree, exp.Values):
-        return exp.Subquery(
-            this=exp.select("*").from_(tree), alias=exp.TableAlias(this=exp.to_identifier("q"))
-        )
+        return exp.Subquery(this=exp.select("*").from_(tree), alias=exp.TableAlias(this=exp.to_identifier("q")))
     return tree if isinstance(tree, exp.Subquery) else exp.Subquery(this=tree)
 
 
@@ -92,9 +90,7 @@ def _order_aggregate(node: exp.Anonymous, families: Mapping[str, set[str]]) -> N
     arguments = _arguments(node)
     if function_name(node) in _SUMS and all(_is_exact(argument, families) for argument in arguments):
         return
-    ties = [
-        exp.Ordered(this=a.copy(), nulls_first=False) for a in arguments if not isinstance(a, exp.Literal)
-    ]
+    ties = [exp.Ordered(this=a.copy(), nulls_first=False) for a in arguments if not isinstance(a, exp.Literal)]
     last = node.expressions[-1]
     if isinstance(last, exp.Order):
         for tie in ties:

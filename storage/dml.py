@@ -167,9 +167,7 @@ def _assignments(change: Change) -> list[tuple[int, exp.Expression]]:
             names, values = node.this.expressions, node.expression.expressions
         for name, value in zip(names, values, strict=True):
             if not isinstance(name, exp.Column):
-                raise StatementError(
-                    f"SET needs plain columns on the left: {change.parsed.sql}", sql=change.parsed.sql
-                )
+                raise StatementError(f"SET needs plain columns on the left: {change.parsed.sql}", sql=change.parsed.sql)
             found.append((place_of(change.schema, name.name), value))
     return found
 
@@ -212,10 +210,7 @@ def _complete(change: Change, view: View, given: dict[int, Any]) -> Row:
     """A stored row from the values given by place and the defaults of the others."""
     columns = change.schema.columns
     row: Row = change.schema.row._make(
-        [
-            change.stored(i, given[i]) if i in given else _default(view, column)
-            for i, column in enumerate(columns)
-        ]
+        [change.stored(i, given[i]) if i in given else _default(view, column) for i, column in enumerate(columns)]
     )
     return row
 
@@ -226,9 +221,7 @@ def _from_values(change: Change, source: exp.Values) -> Proposed:
     rows = [item.expressions if isinstance(item, exp.Tuple) else [item] for item in source.expressions]
     cells = [(r, place, node) for r, row in enumerate(rows) for place, node in zip(places, row, strict=True)]
     cells = [(r, place, node) for r, place, node in cells if not is_default(node)]
-    select = exp.Select(
-        expressions=[change.cast(node, change.schema.columns[place]) for _, place, node in cells]
-    )
+    select = exp.Select(expressions=[change.cast(node, change.schema.columns[place]) for _, place, node in cells])
     if change.parsed.tree.args.get("with_") is not None:
         select.set("with_", change.parsed.tree.args["with_"].copy())
     query = change.query(select) if cells else None
@@ -254,9 +247,7 @@ def _from_query(change: Change, source: exp.Expression | None) -> Proposed:
     names = [f"c{i}" for i in range(len(places))]
     inner = exp.Subquery(
         this=source.unnest().copy() if isinstance(source, exp.Subquery) else source.copy(),
-        alias=exp.TableAlias(
-            this=exp.to_identifier("q"), columns=[exp.to_identifier(name) for name in names]
-        ),
+        alias=exp.TableAlias(this=exp.to_identifier("q"), columns=[exp.to_identifier(name) for name in names]),
     )
     cells = [
         change.cast(exp.column(name, table="q"), change.schema.columns[place])
@@ -268,12 +259,8 @@ def _from_query(change: Change, source: exp.Expression | None) -> Proposed:
     query = change.query(select)
 
     def proposed(view: View, values: Sequence[Any]) -> list[Row]:
-        found = [
-            _complete(change, view, dict(zip(places, row, strict=True))) for row in query.rows(view, values)
-        ]
-        return (
-            sorted(found, key=change.schema.key_of) if all(_has_key(change, row) for row in found) else found
-        )
+        found = [_complete(change, view, dict(zip(places, row, strict=True))) for row in query.rows(view, values)]
+        return sorted(found, key=change.schema.key_of) if all(_has_key(change, row) for row in found) else found
 
     return proposed
 
@@ -301,9 +288,7 @@ def _conflict(change: Change) -> OnConflict | None:
         return OnConflict(clause.columns, None)
     schema = change.schema
     stored, proposed = numbered("stored", schema), numbered("proposed", schema)
-    cells = [
-        change.cast(_qualified(change, node), schema.columns[place]) for place, node in clause.assignments
-    ]
+    cells = [change.cast(_qualified(change, node), schema.columns[place]) for place, node in clause.assignments]
     select = exp.Select(expressions=[change.column(_PLACE.name), *cells])
     tables = []
     for relation, alias in ((stored, change.alias), (proposed, "excluded")):

@@ -64,10 +64,7 @@ class Compiler:
         codes = [self.value(condition) for condition in conditions]
         if any(code.family != "boolean" for code in codes):
             raise NotCompilable
-        return (
-            " and ".join(f"({code.text}) is True" if code.nullable else f"({code.text})" for code in codes)
-            or "True"
-        )
+        return " and ".join(f"({code.text}) is True" if code.nullable else f"({code.text})" for code in codes) or "True"
 
     def assigned(self, node: exp.Expression, column: Column, relation: Relation) -> str:
         """``node`` as a value for ``column``, in its stored form; a bare parameter is checked like any row's
@@ -81,9 +78,7 @@ class Compiler:
             return f"{self.constant(partial(relation.check_value, column))}({code.text})"
         if code.family == target.family and code.sql == target.sql:
             return code.text
-        if code.family == target.family or (
-            code.family == "integer" and target.family in {"float", "decimal"}
-        ):
+        if code.family == target.family or (code.family == "integer" and target.family in {"float", "decimal"}):
             if target.sql == "FLOAT" or target.family in {"list", "json", "interval"}:
                 raise NotCompilable
             return f"{self.constant(semantics.guarded(target.coerce))}({code.text})"
@@ -115,9 +110,7 @@ class Compiler:
             left, right = (node.expression, node.this) if swapped else (node.this, node.expression)
             return self._compare(name, left, right)
         if type(node) in _ARITHMETIC:
-            return self._arithmetic(
-                _ARITHMETIC[type(node)], self.value(node.this), self.value(node.expression)
-            )
+            return self._arithmetic(_ARITHMETIC[type(node)], self.value(node.this), self.value(node.expression))
         method = getattr(self, f"_{type(node).__name__.lower()}", None)
         if method is None:
             raise NotCompilable
@@ -175,12 +168,7 @@ class Compiler:
             return Code(self._fold_decimal(code.text), "decimal")
         if code.family == "integer" and family == "float":
             return Code(f"as_float({code.text})", "float", code.nullable)
-        if (
-            code.family == "decimal"
-            and family == "float"
-            and not code.nullable
-            and code.text in self.namespace
-        ):
+        if code.family == "decimal" and family == "float" and not code.nullable and code.text in self.namespace:
             return self._fold(f"CAST({self.namespace[code.text]} AS DOUBLE)", column_type("DOUBLE"))
         raise NotCompilable
 
@@ -269,12 +257,7 @@ class Compiler:
         return Code(f"and_({low.text}, {high.text})", "boolean", low.nullable or high.nullable)
 
     def _in(self, node: exp.In) -> Code:
-        if (
-            node.args.get("query")
-            or node.args.get("unnest")
-            or node.args.get("field")
-            or not node.expressions
-        ):
+        if node.args.get("query") or node.args.get("unnest") or node.args.get("field") or not node.expressions:
             raise NotCompilable
         values = [self.value(item) for item in node.expressions]
         (subject, *items), _ = self._same([self.value(node.this), *values])

@@ -33,9 +33,7 @@ def is_decorated(table: exp.Table) -> bool:
     """Does the table reference carry anything but a name and an alias?"""
     alias = table.args.get("alias")
     extra = {key for key, value in table.args.items() if value} - {"this", "alias"}
-    return (
-        bool(extra) or not isinstance(table.this, exp.Identifier) or bool(alias and alias.args.get("columns"))
-    )
+    return bool(extra) or not isinstance(table.this, exp.Identifier) or bool(alias and alias.args.get("columns"))
 
 
 # ---- finding rows
@@ -118,9 +116,7 @@ def _by_index(table: str, number: int, values_of: Any, matches: Any) -> Find:
 # ---- projecting
 
 
-def project_rows(
-    target: Target, nodes: Sequence[exp.Expression], row_class: Any
-) -> tuple[Project | None, list[Code]]:
+def project_rows(target: Target, nodes: Sequence[exp.Expression], row_class: Any) -> tuple[Project | None, list[Code]]:
     """The function that makes a result row (None: the stored row is the result), and its columns' codes."""
     codes: list[Code] = []
     for node in nodes:

@@ -67,9 +67,7 @@ def table_source(view: View, session: Session, access: Access, partition: str) -
     return _source(schema, overlay is not None, partition if access.by_key else ""), values
 
 
-def _overlay(
-    schema: TableSchema, committed: _Committed, written: dict[Key, Row | None] | None
-) -> pa.Table | None:
+def _overlay(schema: TableSchema, committed: _Committed, written: dict[Key, Row | None] | None) -> pa.Table | None:
     """Committed rows, those written over left out, and the written ones."""
     if not written:
         return committed.arrow
@@ -87,9 +85,7 @@ def _overlay(
 
 def relation_source(session: Session, relation: Relation, rows: Any) -> str:
     """SQL for the rows of a batch, stream or window."""
-    arrow = (
-        rows if isinstance(rows, pa.Table) else arrow_table(relation, rows) if len(rows) else _empty(relation)
-    )
+    arrow = rows if isinstance(rows, pa.Table) else arrow_table(relation, rows) if len(rows) else _empty(relation)
     session.show(f"tg_r:{relation.name}", arrow)
     return _relation(relation)
 
@@ -111,8 +107,7 @@ def _source(schema: TableSchema, overlaid: bool, partition: str) -> str:
     if overlaid:
         changed = quote(f"tg_o:{schema.name}")
         same = " AND ".join(
-            f"b.{quote(name)} = CAST(o.{quote(name)} AS {schema.column(name).type.sql})"
-            for name in schema.primary_key
+            f"b.{quote(name)} = CAST(o.{quote(name)} AS {schema.column(name).type.sql})" for name in schema.primary_key
         )
         text += f" ANTI JOIN {changed} AS o ON {same}"
         text += f" UNION ALL SELECT {_casts('o', schema)} FROM {changed} AS o WHERE NOT o.{quote(GONE)}"
@@ -133,9 +128,7 @@ def _committed(view: View, access: Access) -> _Committed:
     """The committed rows above the base that ``view`` sees, deletions included."""
     table = access.table
     cached: _Committed | None = table.overlay
-    changes = (
-        table.changes
-    )  # read before the rows: a commit in between makes this overlay a stale one, not a wrong one
+    changes = table.changes  # read before the rows: a commit in between makes this overlay a stale one, not a wrong one
     if cached is not None and cached.changes == changes and _sees_all(view, access, cached):
         return cached
     keys = list(table.overlay_keys())

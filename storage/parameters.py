@@ -36,8 +36,7 @@ class Parameters:
             return self._by_name(given)
         if isinstance(given, (str, bytes)) or not isinstance(given, Sequence):
             raise StatementError(
-                f"parameters must be a sequence or a mapping, got {type(given).__name__}: {given!r}\n"
-                f"  {self.sql}",
+                f"parameters must be a sequence or a mapping, got {type(given).__name__}: {given!r}\n  {self.sql}",
                 sql=self.sql,
             )
         if len(given) != len(self._wanted) or (given and not self.positional):

@@ -113,9 +113,7 @@ class Parsed:
 def parse(
     statement: Any, tables: Mapping[str, TableSchema], relations: Mapping[str, Relation], scratch: Scratch
 ) -> Parsed:
-    sql, core_names, defaults = (
-        (statement, None, None) if isinstance(statement, str) else _from_core(statement)
-    )
+    sql, core_names, defaults = (statement, None, None) if isinstance(statement, str) else _from_core(statement)
     kind = _kind(sql, scratch.connection)
     tree = _tree(sql)
     _refuse_shapes(tree, kind, sql)
@@ -251,9 +249,7 @@ def _refuse_shapes(tree: exp.Expression, kind: str, sql: str) -> None:
         )
     for node in tree.find_all(exp.DML, exp.Merge, exp.TableSample, exp.IgnoreNulls):
         if isinstance(node, exp.TableSample):
-            raise StatementError(
-                f"a sample is not deterministic; choose rows by a predicate instead: {sql}", sql=sql
-            )
+            raise StatementError(f"a sample is not deterministic; choose rows by a predicate instead: {sql}", sql=sql)
         if isinstance(node, exp.IgnoreNulls):
             if node.find_ancestor(exp.Window) is None:
                 raise StatementError(f"write any_value(x) instead of first(x IGNORE NULLS): {sql}", sql=sql)
@@ -300,9 +296,7 @@ def target_table(tree: exp.Expression) -> exp.Table:
     return target
 
 
-def _resolve_tables(
-    parsed: Parsed, tables: Mapping[str, TableSchema], relations: Mapping[str, Relation]
-) -> None:
+def _resolve_tables(parsed: Parsed, tables: Mapping[str, TableSchema], relations: Mapping[str, Relation]) -> None:
     """Find every table and relation read, and rename it to what the overlay will define (``"tg:name"``)."""
     target = target_table(parsed.tree) if parsed.target else None
     for node in list(parsed.tree.find_all(exp.Table)):
@@ -337,8 +331,7 @@ def rename(node: exp.Table, name: str) -> None:
 def _refuse_qualified(table: exp.Table, sql: str) -> None:
     if table.args.get("db") or table.args.get("catalog"):
         raise StatementError(
-            f"{table.sql('duckdb')}: only the app's own tables and streams can be used, by plain names\n"
-            f"  {sql}",
+            f"{table.sql('duckdb')}: only the app's own tables and streams can be used, by plain names\n  {sql}",
             sql=sql,
         )
 

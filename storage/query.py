@@ -60,11 +60,7 @@ class Query:
             for column in relation.columns:
                 found.setdefault(column.name.lower(), set()).add(column.type.family)
         for node in tree.find_all(exp.Alias, exp.TableAlias):
-            names = (
-                [node.alias]
-                if isinstance(node, exp.Alias)
-                else [c.name for c in node.args.get("columns") or []]
-            )
+            names = [node.alias] if isinstance(node, exp.Alias) else [c.name for c in node.args.get("columns") or []]
             for name in names:
                 found.setdefault(name.lower(), set()).add("?")
         return found
@@ -74,9 +70,7 @@ class Query:
         for node in list(bare.find_all(exp.Placeholder)):
             node.replace(exp.Null())
         try:
-            described = self._scratch.execute(
-                f"{self._empty_tables()}SELECT * FROM ({bare.sql('duckdb')}) LIMIT 0"
-            )
+            described = self._scratch.execute(f"{self._empty_tables()}SELECT * FROM ({bare.sql('duckdb')}) LIMIT 0")
             return len(described.description)
         except duckdb.Error:
             stars = any(e.find(exp.Star, exp.Anonymous) for e in query.expressions)
@@ -149,9 +143,7 @@ class Query:
         except (pa.ArrowInvalid, OverflowError, ValueError) as error:
             raise StatementError(f"{error}\n  {self.sql}", sql=self.sql) from None
 
-    def _text(
-        self, view: View, session: Session, values: Sequence[Any], extra: Extra
-    ) -> tuple[str, dict[str, Any]]:
+    def _text(self, view: View, session: Session, values: Sequence[Any], extra: Extra) -> tuple[str, dict[str, Any]]:
         given = {f"p{place}": to_duckdb(values[place]) for place in self._places}
         entries = []
         for number, name in enumerate(self.tables):
@@ -161,16 +153,16 @@ class Query:
             entries.append(f"{quote('tg:' + name)} AS NOT MATERIALIZED ({source})")
         for name in self.relations:
             relation, rows = extra.get(name) or view.rows_of(name)
-            entries.append(
-                f"{quote('tg:' + name)} AS NOT MATERIALIZED ({relation_source(session, relation, rows)})"
-            )
+            entries.append(f"{quote('tg:' + name)} AS NOT MATERIALIZED ({relation_source(session, relation, rows)})")
         entries += self._ctes
         return (f"{self._with}{', '.join(entries)} " if entries else "") + self._body, given
 
     def failed(self, error: duckdb.Error) -> StatementError | DataError:
         told = str(error).strip().splitlines()[0]
         if self._stores is not None and isinstance(error, (duckdb.ConversionException, duckdb.OutOfRangeException)):
-            return DataError(f"a new value does not fit table {self._stores}: {told}\n  {self.sql}", relation=self._stores)
+            return DataError(
+                f"a new value does not fit table {self._stores}: {told}\n  {self.sql}", relation=self._stores
+            )
         return StatementError(f"{told}\n  {self.sql}", sql=self.sql)
 
 

@@ -75,7 +75,9 @@ class Relation:
     def column(self, name: str) -> Column:
         if name not in self.index_of:
             raise DataError(
-                f"{self.name} has no column {name!r}; it has {', '.join(self.index_of)}", relation=self.name, column=name
+                f"{self.name} has no column {name!r}; it has {', '.join(self.index_of)}",
+                relation=self.name,
+                column=name,
             )
         return self.columns[self.index_of[name]]
 
@@ -186,7 +188,8 @@ class TableSchema(Relation):
     def _refuse_bad_keys(self) -> None:
         if not self.primary_key:
             raise DeclarationError(
-                f"table {self.name} has no PRIMARY KEY; every table needs one (rows are addressed by it)", table=self.name
+                f"table {self.name} has no PRIMARY KEY; every table needs one (rows are addressed by it)",
+                table=self.name,
             )
         for index in [Index("PRIMARY KEY", self.primary_key, True), *self.indexes]:
             for name in index.columns:
@@ -302,6 +305,8 @@ def _fast_conform(columns: Sequence[Column], row: Any) -> Callable[[Sequence[Any
 
 def row_class(name: str, names: Iterable[str]) -> Any:
     """A named tuple class whose fields are the columns (positional where a name is no identifier)."""
-    fields = [n if n.isidentifier() and not keyword.iskeyword(n) and not n.startswith("_") else f"column{i}"
-              for i, n in enumerate(names)]
+    fields = [
+        n if n.isidentifier() and not keyword.iskeyword(n) and not n.startswith("_") else f"column{i}"
+        for i, n in enumerate(names)
+    ]
     return namedtuple(name if name.isidentifier() and not keyword.iskeyword(name) else "Row", fields, rename=True)

@@ -66,9 +66,7 @@ class Statement:
         self.reads = frozenset(parsed.tables) | (self.writes if _reads_target(parsed) else frozenset())
         self.relations = frozenset(parsed.relations)
         self._parameters = parsed.parameters
-        self._count = (
-            parsed.parameters.count if not parsed.parameters.defaults and parsed.parameters.positional else -1
-        )
+        self._count = parsed.parameters.count if not parsed.parameters.defaults and parsed.parameters.positional else -1
         self._draws = parsed.draws
         self._assigned = _assigned_parameters(parsed)
         self._names = _result_names(parsed, scratch)
@@ -115,9 +113,7 @@ class Statement:
         """The answer of a SELECT as an Arrow table."""
         if self._query is None:
             raise StatementError(f"only a SELECT has an Arrow answer: {self.sql}", sql=self.sql)
-        return self._query.arrow(
-            view, self._parameters.bind(parameters) + draw_all(view, self._draws), self._names
-        )
+        return self._query.arrow(view, self._parameters.bind(parameters) + draw_all(view, self._draws), self._names)
 
     def explain(self) -> str:
         """How the statement runs, for people."""

@@ -370,11 +370,13 @@ def _kept(head: Version, positions: Sequence[Position], commits: Sequence[int]) 
     needed = [head]
     for newer, older in zip(chain, [*chain[1:], None], strict=True):
         # a reader r sees `older` (or nothing, at the end) when older < r <= newer
-        if older is not None and (_any_in(positions, older[0], newer[0]) or any(older[3] <= c < newer[3] for c in commits)):
+        if older is not None and (
+            _any_in(positions, older[0], newer[0]) or any(older[3] <= c < newer[3] for c in commits)
+        ):
             needed.append(older)
-    reads_before = bool(positions) and positions[0] <= head[0] or any(c < head[3] for c in commits)
+    reads_before = (bool(positions) and positions[0] <= head[0]) or any(c < head[3] for c in commits)
     oldest = chain[-1]
-    reads_end = bool(positions) and positions[0] <= oldest[0] or any(c < oldest[3] for c in commits)
+    reads_end = (bool(positions) and positions[0] <= oldest[0]) or any(c < oldest[3] for c in commits)
     tail: Any = end if reads_end or (end is None and len(needed) == len(chain)) else TRIMMED
     for version in reversed(needed):
         tail = (version[0], version[1], tail, version[3])
@@ -397,5 +399,7 @@ def _lost(table: str, key: Key, position: int) -> CorruptionError:
     return CorruptionError(
         f"the version of {table}[{key!r}] that position {position} must read was freed; "
         f"this is a bug in tidegate, not in your app: please report it with the app and the seed",
-        table=table, key=key, position=position,
+        table=table,
+        key=key,
+        position=position,
     )

@@ -15,7 +15,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from tidegate.errors import AccessError, ConstraintError, DataError, StatementError
+from tidegate.errors import AccessError, ConstraintError, StatementError
 from tidegate.storage.schema import Column, Key, Relation, Row, TableSchema
 from tidegate.storage.versions import SecondaryIndex, VersionedTable
 
@@ -47,7 +47,17 @@ class View:
     batch, windows). ``now``, ``random`` and ``uuid`` are what SQL's functions of these names return.
     """
 
-    __slots__ = ("_indexed", "access", "commit", "database", "partitions", "position", "procedure", "relations", "writes")
+    __slots__ = (
+        "_indexed",
+        "access",
+        "commit",
+        "database",
+        "partitions",
+        "position",
+        "procedure",
+        "relations",
+        "writes",
+    )
 
     def __init__(
         self,
@@ -202,7 +212,9 @@ class View:
         raise self._no_transaction("uuid()")
 
     def _no_transaction(self, function: str) -> StatementError:
-        return StatementError(f"{function} takes its value from a transaction, and a query outside of one has none; pass the value as a parameter")
+        return StatementError(
+            f"{function} takes its value from a transaction, and a query outside of one has none; pass the value as a parameter"
+        )
 
     # ---- writing
 
@@ -324,7 +336,8 @@ class View:
             raise AccessError(
                 f"procedure {self.procedure} writes table {table} but declared only to read it; "
                 f"add writes=[{table!r}] to its declaration",
-                procedure=self.procedure, relation=table,
+                procedure=self.procedure,
+                relation=table,
             )
         return access
 
@@ -335,12 +348,14 @@ class View:
             hint = f"did you mean {close[0]!r}?" if close else f"the app has {', '.join(sorted(known)) or 'no tables'}"
             raise AccessError(
                 f"procedure {self.procedure} uses table {table!r}, which does not exist; {hint}",
-                procedure=self.procedure, relation=table,
+                procedure=self.procedure,
+                relation=table,
             )
         raise AccessError(
             f"procedure {self.procedure} uses table {table} without declaring it; "
             f"add reads=[{table!r}] (or writes=[{table!r}]) to its declaration",
-            procedure=self.procedure, relation=table,
+            procedure=self.procedure,
+            relation=table,
         )
 
     def _partition(self, access: Access) -> tuple[Any, ...]:
@@ -360,7 +375,9 @@ class View:
                 f"procedure {self.procedure} works on partition {mine!r} of {schema.name} "
                 f"({', '.join(schema.partition_by)}), but touched key {key!r}; declare the whole table "
                 f"(reads=[{schema.name!r}] or writes=[{schema.name!r}]) if it needs other partitions",
-                procedure=self.procedure, relation=schema.name, key=key,
+                procedure=self.procedure,
+                relation=schema.name,
+                key=key,
             )
 
 
@@ -368,7 +385,9 @@ def duplicate_key(schema: TableSchema, key: Key) -> ConstraintError:
     return ConstraintError(
         f"{schema.name} already has a row with {', '.join(schema.primary_key)} = {key!r}; "
         f"use upsert to replace it or update to change it",
-        relation=schema.name, constraint="PRIMARY KEY", key=key,
+        relation=schema.name,
+        constraint="PRIMARY KEY",
+        key=key,
     )
 
 
@@ -376,7 +395,10 @@ def taken_value(schema: TableSchema, index: SecondaryIndex, value: Any, owner: K
     return ConstraintError(
         f"{schema.name} is UNIQUE on ({', '.join(index.columns)}): {value!r} is taken by key {owner!r}, "
         f"wanted for key {key!r}",
-        relation=schema.name, constraint="UNIQUE", key=key, value=value,
+        relation=schema.name,
+        constraint="UNIQUE",
+        key=key,
+        value=value,
     )
 
 

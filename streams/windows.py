@@ -38,7 +38,9 @@ class WindowSpec:
     slide: int
 
 
-def window(stream: str, *, count: int | None = None, batches: int | None = None, slide: int | None = None) -> WindowSpec:
+def window(
+    stream: str, *, count: int | None = None, batches: int | None = None, slide: int | None = None
+) -> WindowSpec:
     """A window of the last ``count`` tuples or ``batches`` batches of ``stream``, moving by ``slide`` (default: tumbling).
 
     >>> window("votes", count=100, slide=1)
@@ -52,7 +54,8 @@ def window(stream: str, *, count: int | None = None, batches: int | None = None,
     for name, value in (("size", size), ("slide", slide)):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise DeclarationError(f"window over {stream}: {name} must be a positive whole number, got {value!r}")
-    assert size is not None and slide is not None
+    assert size is not None
+    assert slide is not None
     if slide > size:
         raise DeclarationError(
             f"window over {stream}: slide {slide} is larger than size {size}, so tuples between windows would be lost; "

@@ -31,9 +31,7 @@ def find_programs() -> Path:
 
 def install() -> None:
     if os.getuid() != 0 or not shutil.which("apt-get"):
-        raise Unavailable(
-            "no PostgreSQL here (pg_ctl, /usr/lib/postgresql/*/bin): apt-get install postgresql"
-        )
+        raise Unavailable("no PostgreSQL here (pg_ctl, /usr/lib/postgresql/*/bin): apt-get install postgresql")
     with open(Path(tempfile.gettempdir()) / "tidegate-postgres-install.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if any(Path("/usr/lib/postgresql").glob("*/bin/pg_ctl")):
@@ -59,9 +57,7 @@ class PostgresServer:
             shutil.chown(self.root, user)
             self._as_user = ["runuser", "-u", user, "--"]
         self._data = self.root / "data"
-        self._run(
-            "initdb", "-D", self._data, "-U", "tidegate", "-A", "trust", "-N", "-E", "UTF8", "--no-locale"
-        )
+        self._run("initdb", "-D", self._data, "-U", "tidegate", "-A", "trust", "-N", "-E", "UTF8", "--no-locale")
         self.start()
 
     @property

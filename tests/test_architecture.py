@@ -117,9 +117,7 @@ def test_nothing_imports_connectors() -> None:
         module
         for module, path in MODULES.items()
         if not module.startswith(inside)
-        and any(
-            name == inside or name.startswith(inside + ".") for name in imports(path, at_import_time=False)
-        )
+        and any(name == inside or name.startswith(inside + ".") for name in imports(path, at_import_time=False))
     }
     assert not users
 
@@ -155,9 +153,7 @@ def test_a_package_is_used_in_its_place_only(package: str, allowed: tuple[str, .
         if name == package or name.startswith(package + ".")
     }
     strangers = {module for module in users if not module.startswith(allowed)}
-    assert not strangers, (
-        f"{package} is imported in {', '.join(sorted(strangers))}; its place is {', '.join(allowed)}"
-    )
+    assert not strangers, f"{package} is imported in {', '.join(sorted(strangers))}; its place is {', '.join(allowed)}"
 
 
 @pytest.mark.parametrize("path", [p for p in FILES if p.relative_to(ROOT).parts[0] in CORE], ids=module_of)
@@ -175,9 +171,7 @@ def test_the_core_has_no_clock_and_no_dice(path: Path) -> None:
             head, _, rest = ast.unparse(node).partition(".")
             name = f"{aliases.get(head, head)}.{rest}"
             end = ".".join(name.split(".")[-2:])
-            assert end not in CLOCKS, (
-                f"{path}:{node.lineno}: {name}; time comes from the clock or the transaction"
-            )
+            assert end not in CLOCKS, f"{path}:{node.lineno}: {name}; time comes from the clock or the transaction"
             if name.startswith("random.") and name.count(".") == 1:
                 assert name in CHANCE, f"{path}:{node.lineno}: {name}; chance comes from the transaction"
         if isinstance(node, ast.ImportFrom):
@@ -191,16 +185,12 @@ def test_the_core_has_no_clock_and_no_dice(path: Path) -> None:
 def test_files_stay_readable(path: Path) -> None:
     lines = len(path.read_text().splitlines())
     bound = LARGER.get(str(path.relative_to(ROOT)), LINES)
-    assert lines <= bound, (
-        f"{path.relative_to(ROOT)} has {lines} lines: split it, or say here why it is one piece"
-    )
+    assert lines <= bound, f"{path.relative_to(ROOT)} has {lines} lines: split it, or say here why it is one piece"
 
 
 def test_the_allow_list_is_needed() -> None:
     for name, bound in LARGER.items():
-        assert LINES < len((ROOT / name).read_text().splitlines()) <= bound, (
-            f"{name} needs no exception any more"
-        )
+        assert LINES < len((ROOT / name).read_text().splitlines()) <= bound, f"{name} needs no exception any more"
 
 
 def test_nothing_is_called_utils() -> None:
@@ -209,9 +199,7 @@ def test_nothing_is_called_utils() -> None:
 
 
 def test_every_module_says_what_it_is_for() -> None:
-    silent = [
-        module for module, path in MODULES.items() if not ast.get_docstring(ast.parse(path.read_text()))
-    ]
+    silent = [module for module, path in MODULES.items() if not ast.get_docstring(ast.parse(path.read_text()))]
     assert not silent
 
 

@@ -18,7 +18,10 @@ APP = "tidegate.examples.leaderboard.app:app"
 
 def run(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        [sys.executable, "-c", "from tidegate.cli import main; main()", *arguments], capture_output=True, text=True, check=False
+        [sys.executable, "-c", "from tidegate.cli import main; main()", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == code, done.stdout + done.stderr
     return done
@@ -50,7 +53,9 @@ def test_demo_equals_the_reference() -> None:
 
 def test_bench_leaderboard_prints_what_it_promises() -> None:
     facts = json.loads(run("bench", "leaderboard", "--votes", "300", "--rounds", "1", "--json").stdout)
-    assert {"votes_per_s", "dicts_votes_per_s", "overhead_us_per_execution", "correct", "machine", "commit"} <= set(facts)
+    assert {"votes_per_s", "dicts_votes_per_s", "overhead_us_per_execution", "correct", "machine", "commit"} <= set(
+        facts
+    )
     assert facts["correct"] is True
 
 

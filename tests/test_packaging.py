@@ -23,6 +23,11 @@ def test_the_wheel_is_complete_and_imports(tmp_path: Path) -> None:
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
     program = "import tidegate, pathlib; print(pathlib.Path(tidegate.__file__).parent); tidegate.App('x')"
     found = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path / "site")}
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(tmp_path / "site")},
     )
     assert found.stdout.strip() == str(tmp_path / "site" / "tidegate")

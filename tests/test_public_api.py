@@ -79,9 +79,7 @@ def test_importing_is_light_and_silent() -> None:
         "print([m for m in ('pandas', 'polars', 'pyspark', 'typer', 'hypothesis') if m in sys.modules], "
         "threading.active_count())"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert (done.stdout.strip(), done.stderr) == ("[] 1", "")
 
 

@@ -72,7 +72,9 @@ def _backup_running(path: Path, target: Path, tries: int = 10) -> None:
         if names and int(names[0].removesuffix(".log")) <= (0 if newest is None else newest.lsn):
             _finish(partial, target)
             return
-    raise TidegateError(f"{path} changes too fast to be copied from outside; call engine.backup() in its process", path=path)
+    raise TidegateError(
+        f"{path} changes too fast to be copied from outside; call engine.backup() in its process", path=path
+    )
 
 
 def _begin(target: Path) -> Path:

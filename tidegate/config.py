@@ -37,8 +37,11 @@ class Config:
     generation_bytes: int = 256 << 20
 
     def __post_init__(self) -> None:
-        for name, allowed in (("executor", ("serial", "threads", "manual")), ("locking", ("low_water_mark", "two_phase")),
-                              ("sync", ("always", "group", "off"))):
+        for name, allowed in (
+            ("executor", ("serial", "threads", "manual")),
+            ("locking", ("low_water_mark", "two_phase")),
+            ("sync", ("always", "group", "off")),
+        ):
             if getattr(self, name) not in allowed:
                 raise TidegateError(f"config {name}={getattr(self, name)!r}: use one of {', '.join(allowed)}")
         for name in ("workers", "capacity", "merge_rows", "cached_rows", "generation_bytes"):

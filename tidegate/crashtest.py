@@ -150,12 +150,21 @@ class Child:
             if not stream.border:
                 engine.subscribe_durably(stream.name, f"{SUBSCRIBER} {stream.name}")
         self._resume()
+        self._send_again()
         for number, step in enumerate(self._steps):
             if number not in self._done:
                 self._do(number, step)
         self._acknowledge(finish=True)
         engine.close()
         self.tell(finished=True)
+
+    def _send_again(self) -> None:
+        """As a source does that has lost its place: what is sent again must be recognised."""
+        done = [self._steps[number] for number in sorted(self._done)]
+        pushes = [s for s in done if isinstance(s, Push) and not self.engine.app.streams[s.stream].awaited]
+        for step in pushes[-5:]:
+            if not self.engine.push(step.stream, step.rows, step.batch_id).duplicate:
+                raise TidegateError(f"{step} was accepted a second time")
 
     def _do(self, number: int, step: Step) -> None:
         engine = self.engine
@@ -167,9 +176,7 @@ class Child:
             case Feed(stream, rows, first):
                 self._acknowledge()
                 sequence = engine.borders[stream].sequences.get(None)
-                accepted = (
-                    0 if sequence is None or sequence.last is None else max(sequence.last - first + 1, 0)
-                )
+                accepted = 0 if sequence is None or sequence.last is None else max(sequence.last - first + 1, 0)
                 engine.feed(stream, rows[accepted:])
                 self.tell(step=number)
             case Checkpoint(generation):
@@ -339,20 +346,14 @@ def run_round(one: Round, directory: Path, summary: Summary) -> None:
     chance = random.Random(one.seed)
     acks = directory / "acks"
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        ["tidegate.crashtest", "pandas"]
-    )  # pyarrow imports pandas when it is there
+    context.set_forkserver_preload(["tidegate.crashtest", "pandas"])  # pyarrow imports pandas when it is there
     deaths = [*one.points]
     different: list[str] = []
     while not seen.finished:
         point = deaths.pop(0) if deaths else None
         often = str(point).startswith(("log", "execution"))
         reach = (
-            chance.randrange(1, 40)
-            if often
-            else 1
-            if point == "retention-before-remove"
-            else chance.randrange(1, 3)
+            chance.randrange(1, 40) if often else 1 if point == "retention-before-remove" else chance.randrange(1, 3)
         )
         arguments = (one, str(seen.directory), seen.done, point or "", reach, str(acks))
         child = context.Process(target=live, args=arguments)
@@ -379,9 +380,7 @@ def judge(one: Round, seen: Observed, summary: Summary, different: list[str]) ->
     for number, called in seen.calls().items():
         result = seen.acknowledged.get(number)
         if result is not None and repr(result) != repr(from_json(to_json(expected.calls[called.sequence]))):
-            different.append(
-                f"{seen.steps[number]} returned {result}, serially {expected.calls[called.sequence]}"
-            )
+            different.append(f"{seen.steps[number]} returned {result}, serially {expected.calls[called.sequence]}")
     expected.calls = {}
     for opening in ("after the last close", "once more"):
         with open(seen.subject.app, seen.directory) as engine:
@@ -453,9 +452,7 @@ def _compare_inputs(seen: Observed) -> tuple[list[str], list[str]]:
             case _:
                 names = []
         lost += [f"lost: {name} of {seen.steps[number]}" for name in names if not held[name]]
-    wanted = Counter(
-        repr((s.procedure, [to_json(a) for a in s.arguments])) for s in seen.steps if isinstance(s, Call)
-    )
+    wanted = Counter(repr((s.procedure, [to_json(a) for a in s.arguments])) for s in seen.steps if isinstance(s, Call))
     made = Counter(repr((r.procedure, r.arguments)) for r in seen.ordered() if isinstance(r, Called))
     twice = [f"duplicated: {name}" for name, count in held.items() if count > 1]
     twice += [f"duplicated: {name}" for name, count in made.items() if count > wanted[name]]

@@ -127,18 +127,14 @@ class Delivery:
     def drain(self, timeout_s: float | None = None) -> bool:
         """Wait until the background has delivered everything; False when ``timeout_s`` was not enough."""
         with self._sending:
-            return self._sending.wait_for(
-                lambda: not len(self) or self._stop.is_set(), timeout_s
-            ) and not len(self)
+            return self._sending.wait_for(lambda: not len(self) or self._stop.is_set(), timeout_s) and not len(self)
 
     def _send_some(self, limit: int) -> int:
         """Take, send, acknowledge: the whole protocol."""
         batches: list[Batch] = []
         with self._sending:
             if self._stop.is_set():
-                raise EngineClosed(
-                    f"delivery {self.name} is closed; what waits is delivered after the next opening"
-                )
+                raise EngineClosed(f"delivery {self.name} is closed; what waits is delivered after the next opening")
             try:
                 batches = self._subscription.take(min(limit, self.sink.at_once))
                 if batches:
@@ -178,9 +174,7 @@ class Delivery:
 
     def start(self) -> None:
         """Deliver on a thread of its own."""
-        self._thread = threading.Thread(
-            target=self._run_logged, name=f"tidegate-delivery-{self.name}", daemon=True
-        )
+        self._thread = threading.Thread(target=self._run_logged, name=f"tidegate-delivery-{self.name}", daemon=True)
         self._thread.start()
 
     def _run_logged(self) -> None:

@@ -1,9 +1,9 @@
 """The directory of a durable engine: who owns it, and what lies where.
 
-    DIR/lock                    held by the one process that has it open
-    DIR/base.duckdb             the tables as of the last merge, with the LSN they stand for
-    DIR/log/<lsn>.log           segments of the command log
-    DIR/generations/<n>-<lsn>   older copies of the base, each with its LSN; the log since the oldest is kept
+DIR/lock                    held by the one process that has it open
+DIR/base.duckdb             the tables as of the last merge, with the LSN they stand for
+DIR/log/<lsn>.log           segments of the command log
+DIR/generations/<n>-<lsn>   older copies of the base, each with its LSN; the log since the oldest is kept
 """
 
 from __future__ import annotations
@@ -117,7 +117,8 @@ class Directory:
             return {}, report
         raise TidegateError(
             f"{self.path}: neither the base nor a generation of it can be read, and the log begins later "
-            f"(LSN {oldest_lsn}); restore a backup. " + "; ".join(report), path=self.path,
+            f"(LSN {oldest_lsn}); restore a backup. " + "; ".join(report),
+            path=self.path,
         )
 
     def _inspect(self, path: Path, report: list[str]) -> dict[str, Any] | None:

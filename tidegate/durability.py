@@ -14,6 +14,7 @@ import textwrap
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from itertools import pairwise
 from typing import Any
 
 from tidegate.config import Config
@@ -40,7 +41,6 @@ from tidegate.txn.log.record import (
 from tidegate.txn.log.writer import LogWriter
 from tidegate.txn.ticket import Ticket
 from tidegate.txn.transaction import Transaction
-
 
 log = logging.getLogger("tidegate")
 
@@ -73,7 +73,9 @@ class Opened:
         try:
             directory.files.sync(name)
         except OSError as error:
-            raise LogFailed(f"log segment {name} can't be synced to disk ({error}); check the disk, then open again") from error
+            raise LogFailed(
+                f"log segment {name} can't be synced to disk ({error}); check the disk, then open again"
+            ) from error
 
     def check(self, lsn: int) -> None:
         """A base never holds more than the log: one that does says that the end of the log is gone."""
@@ -81,7 +83,9 @@ class Opened:
             raise LogDamaged(
                 f"the base holds everything up to LSN {lsn}, but the log ends at {self.end}: its end is missing or damaged. "
                 f"Restore the log from a backup, then open again",
-                file=None, offset=None, lsn=self.end,
+                file=None,
+                offset=None,
+                lsn=self.end,
             )
 
 
@@ -89,8 +93,14 @@ class Durability:
     """The log of an engine that is open for work. ``lock``: the engine's."""
 
     def __init__(
-        self, app: App, config: Config, directory: Directory, opened: Opened, merges: int,
-        lock: AbstractContextManager[Any], on_failed: Callable[[LogFailed], None],
+        self,
+        app: App,
+        config: Config,
+        directory: Directory,
+        opened: Opened,
+        merges: int,
+        lock: AbstractContextManager[Any],
+        on_failed: Callable[[LogFailed], None],
     ) -> None:
         self.app = app
         self.directory = directory
@@ -227,7 +237,7 @@ class Durability:
             return  # the whole log is the oldest generation
         oldest = generations[KEPT_GENERATIONS - 1].lsn
         names = self.directory.files.names()
-        for name, following in zip(names, names[1:], strict=False):
+        for name, following in pairwise(names):
             if int(following.removesuffix(".log")) <= oldest:
                 crash_point("retention-before-remove")
                 self.directory.files.remove(name)
@@ -295,9 +305,7 @@ def as_logged(
     return from_json(listed), {name: from_json(value) for name, value in mapped.items()}
 
 
-def loggable(
-    procedure: str, arguments: tuple[Any, ...], named: dict[str, Any]
-) -> tuple[list[Any], dict[str, Any]]:
+def loggable(procedure: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     """A call's arguments as they go into the log."""
     try:
         return [to_json(value) for value in arguments], {name: to_json(value) for name, value in named.items()}

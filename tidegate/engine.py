@@ -383,7 +383,9 @@ class Engine:
         finally:
             for execution in self.scheduler.waiting():
                 for ticket in execution.context.tickets:
-                    ticket.stop(EngineClosed(f"the engine was closed before {execution} could finish: it {execution.reason}"))
+                    ticket.stop(
+                        EngineClosed(f"the engine was closed before {execution} could finish: it {execution.reason}")
+                    )
             self._let_go()
 
     def abandon(self) -> None:
@@ -412,4 +414,3 @@ class Engine:
 
     def __repr__(self) -> str:
         return f"<Engine {self.app.name} {'closed' if self._closed else 'open'} at sequence {self.sequence}>"
-

@@ -69,7 +69,9 @@ class Intake:
         if source is not None:
             engine.offsets[source] = offset
         if engine.durable is not None:
-            engine.durable.acknowledge(ticket, engine.durable.pushed(engine.sequence, now, batch, explicit, source, offset))
+            engine.durable.acknowledge(
+                ticket, engine.durable.pushed(engine.sequence, now, batch, explicit, source, offset)
+            )
         engine.executor.submit(engine.sequence, batch, now, ticket)
         engine.merger.look()
 
@@ -92,7 +94,9 @@ class Intake:
                 raise BatchError(
                     f"batch {batch_id} on {border.name} would overtake batch {execution.batch_id}, which {execution} is "
                     f"waiting for; answer that one first",
-                    stream=border.name, batch_id=batch_id, last_id=execution.batch_id,
+                    stream=border.name,
+                    batch_id=batch_id,
+                    last_id=execution.batch_id,
                 )
 
     def _has_room(self) -> bool:
@@ -135,9 +139,13 @@ class Intake:
         engine = self._engine
         border = self.border(stream)
         if type(size) is not int or size < 1:
-            raise TidegateError(f"feed({stream!r}, …): size is a positive whole number of rows, got {size!r}", stream=stream)
+            raise TidegateError(
+                f"feed({stream!r}, …): size is a positive whole number of rows, got {size!r}", stream=stream
+            )
         if isinstance(rows, (str, Mapping)) or not isinstance(rows, Iterable):
-            raise DataError(f"feed({stream!r}, rows) takes rows to iterate over, got {type(rows).__name__}", relation=stream)
+            raise DataError(
+                f"feed({stream!r}, rows) takes rows to iterate over, got {type(rows).__name__}", relation=stream
+            )
         source = iter(rows)
         fed = batches = 0
         while chunk := list(islice(source, max(FEED_AHEAD // size, 1) * size)):

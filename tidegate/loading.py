@@ -28,9 +28,12 @@ def load_app(where: str) -> App:
 
 def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise TidegateError(f"there is no file {path}; give the app as path/to/file.py:app or package.module:app", path=path)
+        raise TidegateError(
+            f"there is no file {path}; give the app as path/to/file.py:app or package.module:app", path=path
+        )
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     sys.path.insert(0, str(path.resolve().parent))
@@ -43,4 +46,6 @@ def _load_module(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        raise TidegateError(f"can't import {name!r}: {error}; give the app as package.module:app or file.py:app") from None
+        raise TidegateError(
+            f"can't import {name!r}: {error}; give the app as package.module:app or file.py:app"
+        ) from None

@@ -16,6 +16,8 @@ from tidegate.txn.log.reader import LogReader
 from tidegate.txn.log.record import from_us
 from tidegate.txn.positions import describe
 
+OWN_COLUMNS = ("lsn", "bytes", "kind", "sequence", "time")
+
 
 def entries(directory: Path, start: int = 0, limit: int | None = None) -> list[dict[str, Any]]:
     """Records of the log as plain dicts: LSN, kind and fields. Reading does not disturb a running engine."""
@@ -39,11 +41,19 @@ def table(found: Iterable[dict[str, Any]]) -> Table:
     """The records as a table."""
     shown = Table("LSN", "kind", "sequence", "time", "what", show_lines=False)
     for entry in found:
-        rest = {k: v for k, v in entry.items() if k not in ("lsn", "bytes", "kind", "sequence", "time") and v not in (None, False)}
+        rest = {
+            k: v
+            for k, v in entry.items()
+            if k not in ("lsn", "bytes", "kind", "sequence", "time") and v not in (None, False)
+        }
         what = " ".join(f"{name}={_short(value)}" for name, value in rest.items())
         time = entry.get("time")
         shown.add_row(
-            str(entry["lsn"]), entry["kind"], str(entry.get("sequence", "")), "" if time is None else f"{time:%H:%M:%S.%f}", what
+            str(entry["lsn"]),
+            entry["kind"],
+            str(entry.get("sequence", "")),
+            "" if time is None else f"{time:%H:%M:%S.%f}",
+            what,
         )
     return shown
 

@@ -80,9 +80,7 @@ class Merger:
             if durable is not None:
                 durable.merged(engine.database, lsn, generation)
             self._failed = None
-            self.done.append(
-                Merge(len(self.done) + 1, rows, engine.clock.monotonic() - started, engine.clock.now())
-            )
+            self.done.append(Merge(len(self.done) + 1, rows, engine.clock.monotonic() - started, engine.clock.now()))
 
     @contextmanager
     def paused(self) -> Iterator[None]:

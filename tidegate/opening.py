@@ -73,7 +73,9 @@ class Target:
         self._engine.outbox.apply_subscribed(record)
 
 
-def recover(engine: Engine, opened: Opened, start: int, notes: list[str], accept_changed: bool, progress: Progress) -> Report:
+def recover(
+    engine: Engine, opened: Opened, start: int, notes: list[str], accept_changed: bool, progress: Progress
+) -> Report:
     """Replay the log from ``start`` (the LSN of the base) to its end."""
     assert engine.directory is not None
     files = engine.directory.files

@@ -214,7 +214,5 @@ class Outbox:
             relation = self._engine.app.streams[stream].relation
             subscription = self._add(name, stream)
             for key, batch_id, rows in waiting:
-                batch = Batch(
-                    relation, batch_id, [relation.row._make(from_json(row)) for row in rows], from_json(key)
-                )
+                batch = Batch(relation, batch_id, [relation.row._make(from_json(row)) for row in rows], from_json(key))
                 subscription.waiting[batch.key, batch_id] = batch

@@ -45,7 +45,14 @@ def saved_state(engine: Engine, lsn: int) -> dict[str, Any]:
             for name, border in engine.borders.items()
         },
         "windows": [
-            [program.name, name, to_json(key), buffer.first, buffer.windows, to_json([list(e) for e in buffer.elements])]
+            [
+                program.name,
+                name,
+                to_json(key),
+                buffer.first,
+                buffer.windows,
+                to_json([list(e) for e in buffer.elements]),
+            ]
             for program in engine.runtime.programs.values()
             for name, buffers in program.windows.items()
             for key, buffer in buffers.items()
@@ -94,9 +101,7 @@ def _unfinished(engine: Engine) -> dict[str, Any]:
             for (unit, key), partials in scheduler.partial.items()
             for batch_id, p in partials.items()
         ],
-        "early": [
-            [_batch(batch) for batch in batches.values()] for batches in scheduler.early.values()
-        ],
+        "early": [[_batch(batch) for batch in batches.values()] for batches in scheduler.early.values()],
     }
 
 
@@ -117,9 +122,7 @@ def restore(engine: Engine, meta: Mapping[str, Any]) -> None:
             sequence.last = last
             sequence.digests = {int(batch_id): digest for batch_id, digest in digests.items()}
     _restore_windows(engine, meta["windows"])
-    engine.journal.aborts.extend(
-        Abort(**{**a, "at": dt.datetime.fromisoformat(a["at"])}) for a in meta["aborts"]
-    )
+    engine.journal.aborts.extend(Abort(**{**a, "at": dt.datetime.fromisoformat(a["at"])}) for a in meta["aborts"])
     engine.journal.dead_letters = [
         DeadLetter(**{**d, "at": dt.datetime.fromisoformat(d["at"])}) for d in meta["dead_letters"]
     ]
@@ -143,7 +146,9 @@ def check_schemas(app: App, meta: Mapping[str, Any]) -> None:
             f"tidegate to open it"
         )
     if meta and meta["app"] != app.name:
-        raise RecoveryRefused(f"the directory belongs to app {meta['app']!r}, not {app.name!r}; open it with the right app")
+        raise RecoveryRefused(
+            f"the directory belongs to app {meta['app']!r}, not {app.name!r}; open it with the right app"
+        )
     for name, stored in meta.get("schemas", {}).items():
         schema = app.tables.get(name)
         if schema is None:
@@ -204,13 +209,17 @@ def _restore_unfinished(engine: Engine, saved: Mapping[str, Any]) -> None:
                 continue
             inputs = {stream: _restored(engine, batch) for stream, batch in e["inputs"].items()}
             execution = scheduler.readmit(
-                units[e["unit"]], e["position"], from_json(e["key"]), e["batch_id"], inputs, set(e["missing"]), e["started"]
+                units[e["unit"]],
+                e["position"],
+                from_json(e["key"]),
+                e["batch_id"],
+                inputs,
+                set(e["missing"]),
+                e["started"],
             )
             ticket = Ticket(engine.wait)
             ticket.pending = 1
-            execution.context = Context(
-                engine.runtime.units[e["unit"]], dt.datetime.fromisoformat(e["time"]), ticket
-            )
+            execution.context = Context(engine.runtime.units[e["unit"]], dt.datetime.fromisoformat(e["time"]), ticket)
             readmitted.append(execution)
         for unit, key, batch_id, arrived, inputs in saved["partial"]:
             scheduler.restore_partial(

@@ -52,7 +52,9 @@ class Subscription:
                 raise Overloaded(
                     f"the subscription to {self.stream} fell behind: {self._lost} batches after the {self.capacity} it held "
                     f"were not kept; read it faster or subscribe with a larger capacity",
-                    stream=self.stream, capacity=self.capacity, lost=self._lost,
+                    stream=self.stream,
+                    capacity=self.capacity,
+                    lost=self._lost,
                 )
             return None
 

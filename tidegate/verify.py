@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tidegate.config import Config
 from tidegate.clock import SystemClock
+from tidegate.config import Config
 from tidegate.dataflows.app import App
 from tidegate.directory import Directory
 from tidegate.engine import Engine
@@ -42,17 +42,21 @@ class Verification:
         return not self.differences
 
 
-def verify(app: App, path: Path, *, accept_changed: bool = False, progress: Progress = lambda done, total: None) -> Verification:
+def verify(
+    app: App, path: Path, *, accept_changed: bool = False, progress: Progress = lambda done, total: None
+) -> Verification:
     """Re-execute the log of the (closed) directory and compare."""
     directory = Directory(path)
     try:
         with _copies(directory) as (stored, again, since):
             config = Config()
-            with Engine(app, stored, config, SystemClock(), accept_changed) as left:
-                with Engine(app, again, config, SystemClock(), True, progress) as right:
-                    found = _compared(left, right)
-                    found.since = since
-                    return found
+            with (
+                Engine(app, stored, config, SystemClock(), accept_changed) as left,
+                Engine(app, again, config, SystemClock(), True, progress) as right,
+            ):
+                found = _compared(left, right)
+                found.since = since
+                return found
     finally:
         directory.close()
 
@@ -98,9 +102,9 @@ def _waiting(engine: Engine) -> dict[Any, Any]:
 
 def _compare(what: str, stored: dict[Any, Any], again: dict[Any, Any], differences: list[str]) -> None:
     different = [key for key in {**stored, **again} if stored.get(key) != again.get(key)]
-    for key in sorted(different, key=repr)[:SHOWN]:
-        differences.append(
-            f"{what} {key!r}: stored {stored.get(key, 'nothing')!r}, re-executed {again.get(key, 'nothing')!r}"
-        )
+    differences.extend(
+        f"{what} {key!r}: stored {stored.get(key, 'nothing')!r}, re-executed {again.get(key, 'nothing')!r}"
+        for key in sorted(different, key=repr)[:SHOWN]
+    )
     if len(different) > SHOWN:
         differences.append(f"{what}: {len(different) - SHOWN} more differences")

@@ -64,14 +64,25 @@ def questions(engine: Engine) -> list[Question]:
         asked_s = now - (e.context.asked_at or now)
         left = None if stream.deadline_s is None else max(stream.deadline_s - asked_s, 0.0)
         batches = {name: batch for name, batch in e.context.txn.streams.items() if name in e.unit.outputs}
-        found.append(Question(stream.name, e.key, e.batch_id, e.unit.name, describe(e.position), asked_s, left, batches))
+        found.append(
+            Question(stream.name, e.key, e.batch_id, e.unit.name, describe(e.position), asked_s, left, batches)
+        )
     return found
 
 
 def _questions(engine: Engine) -> Iterable[tuple[Any, ...]]:
     for q in questions(engine):
         told = {name: [row._asdict() for row in batch] for name, batch in q.batches.items()}
-        yield (q.stream, _text(q.key), q.batch_id, q.unit, q.position, q.asked_s, q.deadline_in_s, json.dumps(told, default=str))
+        yield (
+            q.stream,
+            _text(q.key),
+            q.batch_id,
+            q.unit,
+            q.position,
+            q.asked_s,
+            q.deadline_in_s,
+            json.dumps(told, default=str),
+        )
 
 
 class SystemView:
@@ -88,8 +99,17 @@ def _executions(engine: Engine) -> Iterable[tuple[Any, ...]]:
     for e in engine.scheduler.waiting():
         started = e.context.started_at
         running = None if started is None else now - started
-        yield (describe(e.position), e.unit.name, e.unit.dataflow, e.batch_id, _text(e.key), e.state.value,
-               str(e.reason), running, e.context.time)
+        yield (
+            describe(e.position),
+            e.unit.name,
+            e.unit.dataflow,
+            e.batch_id,
+            _text(e.key),
+            e.state.value,
+            str(e.reason),
+            running,
+            e.context.time,
+        )
 
 
 def _locks(engine: Engine) -> Iterable[tuple[Any, ...]]:
@@ -101,18 +121,33 @@ def _locks(engine: Engine) -> Iterable[tuple[Any, ...]]:
                 waiting = waits_for == item
                 behind = describe(e.reason.behind) if waiting and e.reason.behind is not None else None
                 holder = engine.scheduler.live.get(e.reason.behind) if waiting and e.reason.behind is not None else None
-                yield (item.table, None if item.partition is None else ", ".join(map(str, item.partition)), mode,
-                       describe(e.position), e.unit.name, not waiting and e.started, behind,
-                       None if holder is None else holder.unit.name, (now - e.context.time).total_seconds())
+                yield (
+                    item.table,
+                    None if item.partition is None else ", ".join(map(str, item.partition)),
+                    mode,
+                    describe(e.position),
+                    e.unit.name,
+                    not waiting and e.started,
+                    behind,
+                    None if holder is None else holder.unit.name,
+                    (now - e.context.time).total_seconds(),
+                )
 
 
 def _streams(engine: Engine) -> Iterable[tuple[Any, ...]]:
-    waiting = [e for e in engine.scheduler.waiting()]
+    waiting = list(engine.scheduler.waiting())
     for stream in engine.app.streams.values():
         border = engine.borders.get(stream.name)
         for key, sequence in (border.sequences.items() if border is not None else ()) or [(None, None)]:
             queued = sum(1 for e in waiting if stream.name in e.unit.inputs and (border is None or e.key == key))
-            yield (stream.name, stream.border, stream.key, _text(key), None if sequence is None else sequence.last, queued)
+            yield (
+                stream.name,
+                stream.border,
+                stream.key,
+                _text(key),
+                None if sequence is None else sequence.last,
+                queued,
+            )
 
 
 def _windows(engine: Engine) -> Iterable[tuple[Any, ...]]:
@@ -121,7 +156,17 @@ def _windows(engine: Engine) -> Iterable[tuple[Any, ...]]:
             spec = program.window_spec(name)
             for key, buffer in buffers.items():
                 rows = sum(len(element) for element in buffer.elements)
-                yield (program.name, name, spec.stream, _text(key), spec.unit, spec.size, spec.slide, rows, buffer.windows)
+                yield (
+                    program.name,
+                    name,
+                    spec.stream,
+                    _text(key),
+                    spec.unit,
+                    spec.size,
+                    spec.slide,
+                    rows,
+                    buffer.windows,
+                )
 
 
 def _tables(engine: Engine) -> Iterable[tuple[Any, ...]]:

@@ -97,7 +97,9 @@ class Unlogged:
         for record in self.records:
             if record.outcome == "halted":
                 dataflow = scheduler.parked[record.position].unit.dataflow
-                behind = [at for at, e in scheduler.parked.items() if e.unit.dataflow == dataflow and at != record.position]
+                behind = [
+                    at for at, e in scheduler.parked.items() if e.unit.dataflow == dataflow and at != record.position
+                ]
                 record = msgspec.structs.replace(record, parked=behind)
             yield record
 
@@ -258,7 +260,8 @@ class Replay:
 
     def _put_effects(self, txn: Any, record: Executed) -> None:
         codecs = self._engine.codecs
-        assert record.writes is not None and record.emitted is not None
+        assert record.writes is not None
+        assert record.emitted is not None
         writes = {}
         for table, (written, deleted) in record.writes.items():
             rows = codecs[table].unpack(written)

@@ -42,7 +42,12 @@ class Runtime:
         self.listeners: dict[str, list[Callable[[Position, Batch], None]]] = {}
 
     def begin(
-        self, unit: UnitProgram, position: Position, batch_id: int | None, key: Any, time: dt.datetime,
+        self,
+        unit: UnitProgram,
+        position: Position,
+        batch_id: int | None,
+        key: Any,
+        time: dt.datetime,
         inputs: dict[str, Batch],
     ) -> Transaction:
         return Transaction(self, unit, position, batch_id, key, time, inputs)
@@ -135,7 +140,7 @@ class Runtime:
                 self._slide(txn, program, batches)
                 self._hand_on(txn, program)
 
-    def attempt(self, txn: Transaction) -> str | None | Aborted | ProcedureFailed:
+    def attempt(self, txn: Transaction) -> str | Aborted | ProcedureFailed | None:
         """``advance``, with retries: returns what it returns, or the error that ended the transaction.
 
         A row that a constraint or type refused is an abort: running the same procedure on the same data again would end
@@ -148,7 +153,7 @@ class Runtime:
         finally:
             del self.running[thread]
 
-    def _attempt(self, txn: Transaction) -> str | None | Aborted | ProcedureFailed:
+    def _attempt(self, txn: Transaction) -> str | Aborted | ProcedureFailed | None:
         while True:
             try:
                 return self.advance(txn)
@@ -157,7 +162,10 @@ class Runtime:
             except DataError as error:
                 return Aborted(
                     f"{txn.procedure} aborted at position {describe(txn.position)}: {error}",
-                    procedure=txn.procedure, reason=str(error), position=txn.position, cause=error,
+                    procedure=txn.procedure,
+                    reason=str(error),
+                    position=txn.position,
+                    cause=error,
                 )
             except CorruptionError as error:  # never retried, never put aside
                 return _failed(txn, error, "halt")
@@ -189,7 +197,10 @@ def interrupted(txn: Transaction, error: BaseException) -> ProcedureFailed:
     return ProcedureFailed(
         f"procedure {txn.procedure} was interrupted by {type(error).__name__} at position {describe(txn.position)}; "
         f"engine.resume() runs it again",
-        procedure=txn.procedure, attempts=txn.attempts, position=txn.position, on_failure="halt",
+        procedure=txn.procedure,
+        attempts=txn.attempts,
+        position=txn.position,
+        on_failure="halt",
     )
 
 
@@ -201,7 +212,9 @@ def _failed(txn: Transaction, error: Exception, on_failure: str) -> ProcedureFai
     failed = ProcedureFailed(
         f"procedure {txn.procedure} raised {type(error).__name__}: {error} (line {where.lineno} of {where.filename}) at "
         f"position {describe(txn.position)}, attempt {txn.attempts}",
-        procedure=txn.procedure, attempts=txn.attempts, position=txn.position,
+        procedure=txn.procedure,
+        attempts=txn.attempts,
+        position=txn.position,
         on_failure=on_failure,
     )
     failed.__cause__ = error

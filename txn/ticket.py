@@ -9,7 +9,6 @@ from typing import Any
 
 from tidegate.errors import TidegateError
 
-
 _registering = threading.Lock()  # one for all: few tickets are waited for, and the others never take it
 
 
@@ -20,7 +19,18 @@ class Ticket:
     ``await ticket`` does the same in asyncio. ``duplicate`` says that a push was a repeat and changed nothing.
     """
 
-    __slots__ = ("_callbacks", "_event", "_wait", "batch_ids", "done", "duplicate", "error", "pending", "stopped", "value")
+    __slots__ = (
+        "_callbacks",
+        "_event",
+        "_wait",
+        "batch_ids",
+        "done",
+        "duplicate",
+        "error",
+        "pending",
+        "stopped",
+        "value",
+    )
 
     def __init__(self, wait: Callable[[Ticket, float | None], None]) -> None:
         self._wait = wait

@@ -30,6 +30,7 @@ class Transaction(View):
     """
 
     __slots__ = (
+        "_random",
         "arguments",
         "attempts",
         "batch_id",
@@ -45,7 +46,6 @@ class Transaction(View):
         "streams",
         "time",
         "unit",
-        "_random",
     )
 
     def __init__(

@@ -40,7 +40,13 @@ def run(votes: int = 60_000, seed: int = 1, seconds: float = 8.0, console: Conso
 
 def _board(engine: Engine) -> Table:
     table = Table(title="Leaderboard", title_justify="left", min_width=60)
-    for name, justify in (("#", "right"), ("contestant", "left"), ("votes", "right"), ("last 100", "right"), ("", "left")):
+    for name, justify in (
+        ("#", "right"),
+        ("contestant", "left"),
+        ("votes", "right"),
+        ("last 100", "right"),
+        ("", "left"),
+    ):
         table.add_column(name, justify=justify)  # type: ignore[arg-type]
     rows = engine.query("SELECT name, total, trending FROM contestants ORDER BY total DESC, id LIMIT 8").rows
     most = max((row.trending for row in rows), default=0) or 1
@@ -66,6 +72,8 @@ def _summary(console: Console, engine: Engine, reference: Contest, votes: int, b
     table.add_row("winner", f"{winner.name} with {winner.total:,} votes")
     table.add_row("votes", f"{votes:,} cast, {valid:,} valid, each one nested transaction")
     table.add_row("engine", f"{votes / busy:,.0f} votes a second")
-    table.add_row("result", "[green]equals the serial reference[/]" if right else "[red]differs from the serial reference[/]")
+    table.add_row(
+        "result", "[green]equals the serial reference[/]" if right else "[red]differs from the serial reference[/]"
+    )
     console.print(table)
     return right

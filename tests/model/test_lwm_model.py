@@ -28,9 +28,7 @@ class Model:
     """Intents and versions, nothing ever forgotten, nothing ever computed ahead."""
 
     two_phase: bool
-    intents: dict[int, tuple[str, set[str], set[str]]] = field(
-        default_factory=dict
-    )  # position -> unit, reads, writes
+    intents: dict[int, tuple[str, set[str], set[str]]] = field(default_factory=dict)  # position -> unit, reads, writes
     arrived: set[int] = field(default_factory=set)  # positions whose input is there
     running: set[int] = field(default_factory=set)
     versions: list[tuple[int, str, int]] = field(default_factory=list)
@@ -48,9 +46,7 @@ class Model:
         return True
 
     def read(self, table: str, at: int) -> int:
-        return max(
-            ((p, value) for p, name, value in self.versions if name == table and p < at), default=(0, 0)
-        )[1]
+        return max(((p, value) for p, name, value in self.versions if name == table and p < at), default=(0, 0))[1]
 
 
 def random_flows(rng: random.Random) -> App:
@@ -113,9 +109,7 @@ class Pair:
         for access in execution.unit.access:
             row = self.tables[access.table].read(KEY, execution.position)
             seen.append(0 if row is None else row[1])
-            assert seen[-1] == self.model.read(access.table, execution.position), (
-                f"{execution} reads {access.table}"
-            )
+            assert seen[-1] == self.model.read(access.table, execution.position), f"{execution} reads {access.table}"
         self.running[execution] = crc32(repr((execution.position, seen)).encode())
 
     def finish(self, execution: Execution) -> None:
@@ -126,9 +120,7 @@ class Pair:
             if access.write:
                 value = crc32(access.table.encode(), number)
                 table = self.tables[access.table]
-                table.commit(
-                    {KEY: table.schema.row._make((KEY, value, None, None))}, at, self.sequence, keep_older
-                )
+                table.commit({KEY: table.schema.row._make((KEY, value, None, None))}, at, self.sequence, keep_older)
                 self.model.versions.append((at, access.table, value))
         relation = self.app.streams["s0"].relation
         outputs = {}

@@ -20,9 +20,7 @@ def test_seeds_that_once_failed(seed):
 
 def test_a_commit_that_drops_old_versions_drops_their_index_entries():
     scratch = Scratch()
-    schema = scratch.define_table(
-        "CREATE TABLE t (id INTEGER PRIMARY KEY, tag INTEGER); CREATE INDEX i ON t (tag)"
-    )
+    schema = scratch.define_table("CREATE TABLE t (id INTEGER PRIMARY KEY, tag INTEGER); CREATE INDEX i ON t (tag)")
     table = VersionedTable(schema)
     for position, keep_older in ((1, True), (2, True), (3, False)):
         table.commit({1: schema.row._make((1, position * 10))}, position, position, keep_older)

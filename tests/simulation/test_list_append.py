@@ -37,9 +37,7 @@ def edges(seen: Seen) -> Iterator[tuple[int, int, str]]:
     for reads in seen.reads.values():
         for name, items in reads.items():
             known = longest.get(name, ())
-            assert items[: len(known)] == known[: len(items)], (
-                f"list {name} was read as {items} and as {known}"
-            )
+            assert items[: len(known)] == known[: len(items)], f"list {name} was read as {items} and as {known}"
             longest[name] = max(items, known, key=len)
     for name, items in longest.items():
         for before, after in pairwise(items):

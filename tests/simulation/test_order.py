@@ -146,9 +146,7 @@ def test_locks_that_are_always_granted_are_found(monkeypatch):
 
 
 def test_locks_that_do_not_see_a_table_and_its_partitions_overlap_are_found(monkeypatch):
-    monkeypatch.setattr(
-        locks._Intents, "smallest", lambda intents, item: locks._first(intents._exact.get(item))
-    )
+    monkeypatch.setattr(locks._Intents, "smallest", lambda intents, item: locks._first(intents._exact.get(item)))
     assert next(violations(range(200)))
 
 

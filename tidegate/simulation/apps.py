@@ -90,9 +90,7 @@ class AppSpec:
 def _describe(p: ProcedureSpec) -> str:
     access = ", ".join(f"{'writes' if a.write else 'reads'} {a.how} {a.table}" for a in p.access)
     ops = ", ".join(f"{op.kind} {op.table} {op.number}".replace("  ", " ") for op in p.ops)
-    return (
-        f"{p.name}({', '.join(p.inputs)}) -> ({', '.join(p.outputs)}) [{access}] {p.window or ''} do: {ops}"
-    )
+    return f"{p.name}({', '.join(p.inputs)}) -> ({', '.join(p.outputs)}) [{access}] {p.window or ''} do: {ops}"
 
 
 @dataclass
@@ -180,9 +178,7 @@ def _with_nesting(rng: random.Random, world: World, flow: FlowSpec, streams: Ite
     candidates = [nested]
     if rng.random() < 0.6:
         decisions, member = next(streams), rng.choice(group[1:])
-        waiting = tuple(
-            replace(p, inputs=(*p.inputs, decisions)) if p.name == member else p for p in flow.procedures
-        )
+        waiting = tuple(replace(p, inputs=(*p.inputs, decisions)) if p.name == member else p for p in flow.procedures)
         candidates.insert(0, replace(nested, procedures=waiting, awaited=decisions))
     for candidate in candidates:
         if _declarable(world, candidate):
@@ -279,9 +275,7 @@ TRIGGERS = (
 class Work:
     """One procedure at work: the number everything is folded into, and the operations."""
 
-    def __init__(
-        self, spec: ProcedureSpec, txn: Transaction, seen: Any, key: Any, simulated: Simulated
-    ) -> None:
+    def __init__(self, spec: ProcedureSpec, txn: Transaction, seen: Any, key: Any, simulated: Simulated) -> None:
         self.spec = spec
         self.txn = txn
         self.key = key
@@ -357,17 +351,13 @@ class Work:
         """A committed read may see any consistent state, so its result must not be folded in."""
         left, right = ([tuple(row) for row in self.txn.scan(side)] for side in SIDES)
         if left != right:
-            raise AssertionError(
-                f"a committed read saw two sides of different transactions: {left} and {right}"
-            )
+            raise AssertionError(f"a committed read saw two sides of different transactions: {left} and {right}")
 
     def do_sql_read(self, op: Op) -> None:
         self._sql(READ_SQL[op.number % len(READ_SQL)], op.table)
 
     def do_sql_write(self, op: Op) -> None:
-        self._sql(
-            (*READ_SQL, *WRITE_SQL, *WRITE_SQL)[op.number % (len(READ_SQL) + 2 * len(WRITE_SQL))], op.table
-        )
+        self._sql((*READ_SQL, *WRITE_SQL, *WRITE_SQL)[op.number % (len(READ_SQL) + 2 * len(WRITE_SQL))], op.table)
 
     def _sql(self, text: str, table: str) -> None:
         number = self.fold(text)
@@ -406,10 +396,7 @@ class Work:
     def emit(self) -> None:
         for stream in self.spec.outputs:
             number = self.fold(stream)
-            rows = [
-                (self.key if self.key is not None else number % KEYS, number // (5 + i))
-                for i in range(number % 4)
-            ]
+            rows = [(self.key if self.key is not None else number % KEYS, number // (5 + i)) for i in range(number % 4)]
             self.txn.emit(stream, rows)
 
 

@@ -97,9 +97,7 @@ def make_case(seed: int) -> Case:
 
 def random_inputs(rng: random.Random, spec: AppSpec) -> tuple[Input, ...]:
     """Calls, and pushes with ascending batch-ids on every border stream (the same on all of one dataflow)."""
-    queues: list[list[Input]] = [
-        _flow_inputs(rng, flow, border) for flow in spec.flows for border in flow.borders
-    ]
+    queues: list[list[Input]] = [_flow_inputs(rng, flow, border) for flow in spec.flows for border in flow.borders]
     if spec.calls:
         calls = [
             Call(rng.choice(spec.calls).name, (rng.randrange(KEYS), rng.randrange(1000)))
@@ -145,9 +143,7 @@ def _decisions(rng: random.Random, flow: FlowSpec, inputs: Sequence[Input]) -> l
     ]
 
 
-def run_case(
-    case: Case, executor: Mode, inputs: Sequence[Input] | None = None, seed: int | None = None
-) -> Report:
+def run_case(case: Case, executor: Mode, inputs: Sequence[Input] | None = None, seed: int | None = None) -> Report:
     """One interleaving of a case; raises OrderViolation."""
     simulated: Simulated = build(case.spec, world())
     simulated.broken.clear()
@@ -212,9 +208,7 @@ def explain(case: Case, executor: Mode, violation: OrderViolation, tries: int) -
     return Failure(case.seed, executor, f"{case.spec}\n\nsettings: {settings}\n\n{violation}")
 
 
-def _simpler_app(
-    case: Case, executor: Mode, violation: OrderViolation, tries: int
-) -> tuple[Case, OrderViolation]:
+def _simpler_app(case: Case, executor: Mode, violation: OrderViolation, tries: int) -> tuple[Case, OrderViolation]:
     """Leave out operations for as long as the violation shows."""
     give_up = time.monotonic() + SHRINK_S
     again = True
@@ -283,9 +277,7 @@ def simulate_parallel(
     workers = processes or max(os.cpu_count() or 1, 1)
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context) as pool:
-        for done in concurrent.futures.as_completed(
-            [pool.submit(_chunk, chunk, threads) for chunk in chunks]
-        ):
+        for done in concurrent.futures.as_completed([pool.submit(_chunk, chunk, threads) for chunk in chunks]):
             total.add(done.result())
             total.seconds = time.perf_counter() - started
             if progress is not None:

@@ -32,9 +32,7 @@ class _Accepted:
     def __init__(self, app: App) -> None:
         self._app = app
         self._graph = app.graph()
-        self._runtime = Runtime(
-            app, self._graph, Database(app.tables.values())
-        )  # to bind the arguments of calls
+        self._runtime = Runtime(app, self._graph, Database(app.tables.values()))  # to bind the arguments of calls
         self._borders = {s.name: Border(s.relation, s.key) for s in app.streams.values() if s.border}
         self._origin: dict[int, tuple[str, Any, int]] = {}  # sequence -> the batch it stands for
         self._history = History()

@@ -234,9 +234,7 @@ class SeededDriver:
         with executor.lock:
             while executor._running or executor.scheduler.ready():
                 if not executor.ended.wait(0.5) and time.monotonic() > deadline:
-                    waiting = "; ".join(
-                        f"{e} {e.state.value}: {e.reason}" for e in executor.scheduler.waiting()
-                    )
+                    waiting = "; ".join(f"{e} {e.state.value}: {e.reason}" for e in executor.scheduler.waiting())
                     raise Stuck(f"the threads made no progress in {STUCK_AFTER_S:g} s: {waiting}")
 
     # ---- what can happen
@@ -346,9 +344,7 @@ class SeededDriver:
             halted = list(self.engine.scheduler.halted)
         self._resumes += 1
         if self._resumes > RESUMES:
-            raise Stuck(
-                f"dataflow {halted[0]} halts again and again; only histories that finish can be compared"
-            )
+            raise Stuck(f"dataflow {halted[0]} halts again and again; only histories that finish can be compared")
         for dataflow in halted:
             self._tell(f"resume {dataflow}")
             if self._repair is not None:

@@ -121,12 +121,9 @@ def outcome_of(runtime: Runtime, journal: Journal, history: History) -> Outcome:
                 if buffer.elements or buffer.first or buffer.windows:
                     held = [[tuple(row) for row in element] for element in buffer.elements]
                     outcome.windows[program.name, name, key] = (buffer.first, buffer.windows, held)
-    outcome.aborts = sorted(
-        (a.position, a.procedure, a.batch_id, a.key, a.reason, a.at) for a in journal.aborts
-    )
+    outcome.aborts = sorted((a.position, a.procedure, a.batch_id, a.key, a.reason, a.at) for a in journal.aborts)
     outcome.dead_letters = sorted(
-        (d.position, d.procedure, str(d.stream), d.batch_id, d.key, d.rows, d.error)
-        for d in journal.dead_letters
+        (d.position, d.procedure, str(d.stream), d.batch_id, d.key, d.rows, d.error) for d in journal.dead_letters
     )
     return outcome
 

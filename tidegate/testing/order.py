@@ -42,16 +42,12 @@ class OrderViolation(AssertionError):
     Facts: ``seed``, ``executor``, ``inputs``, ``differences``, ``steps``.
     """
 
-    def __init__(
-        self, seed: int, executor: str, inputs: Sequence[Input], found: list[str], history: History
-    ) -> None:
+    def __init__(self, seed: int, executor: str, inputs: Sequence[Input], found: list[str], history: History) -> None:
         self.seed = seed
         self.executor = executor
         self.inputs = inputs
         self.differences = found
-        self.kind = re.split(r"[\[:\d]", found[0])[
-            0
-        ]  # what it is about: shrinking must not change the subject
+        self.kind = re.split(r"[\[:\d]", found[0])[0]  # what it is about: shrinking must not change the subject
         self.steps = history.steps
         told = [f"seed {seed}, executor {executor}: not as if run in position order", "", "inputs:"]
         told += [f"  {item}" for item in inputs]
@@ -80,9 +76,7 @@ def run_once(app: App, inputs: Sequence[Input], seed: int, setting: Setting) -> 
     clock = ManualClock()
     config = Config(executor=setting.executor, **setting.config)
     engine = setting.open_engine(app, config, clock)
-    driver = SeededDriver(
-        engine, clock, seed, merges=setting.merges, reopen=setting.reopen, repair=setting.repair
-    )
+    driver = SeededDriver(engine, clock, seed, merges=setting.merges, reopen=setting.reopen, repair=setting.repair)
     history = driver.history
     found: list[str]
     try:
@@ -90,9 +84,7 @@ def run_once(app: App, inputs: Sequence[Input], seed: int, setting: Setting) -> 
         found = _compare(app, driver, setting)
         merges = driver.engine.database.base.merges
     except Exception as error:
-        raise OrderViolation(
-            seed, setting.executor, inputs, [f"{type(error).__name__}: {error}"], history
-        ) from error
+        raise OrderViolation(seed, setting.executor, inputs, [f"{type(error).__name__}: {error}"], history) from error
     finally:
         _let_go(driver.engine)
     if found:
@@ -122,9 +114,7 @@ def _compare(app: App, driver: SeededDriver, setting: Setting) -> list[str]:
         if entry.call is not None:
             if engine.durable is not None:
                 entry.ticket.event().wait(WAIT_FOR_DISK_S)
-            done = (
-                call_result(entry.ticket.value, entry.ticket.error) if entry.ticket.done else "not finished"
-            )
+            done = call_result(entry.ticket.value, entry.ticket.error) if entry.ticket.done else "not finished"
             outcome.calls[entry.sequence] = done
     found = [*differences(expected, outcome), *leftovers(engine)]
     if not found and setting.compare_base:

@@ -86,9 +86,7 @@ def leaderboard_subject(recovery: str) -> Subject:
         votes = 0
         while votes < 150:
             count = chance.choice((1, 1, 1, 12, 25))
-            rows = tuple(
-                (votes + i, chance.randrange(30), chance.randrange(1, 7)) for i in range(1, count + 1)
-            )
+            rows = tuple((votes + i, chance.randrange(30), chance.randrange(1, 7)) for i in range(1, count + 1))
             if count == 1:
                 made.append(Push("votes_in", rows, votes + 1))
             else:
@@ -114,9 +112,7 @@ def ward(recovery: str = "weak", deadline_s: float = 0.2) -> App:
         partition_by="patient",
     )
     app.table("CREATE TABLE asked (patient INTEGER PRIMARY KEY, n INTEGER NOT NULL)", partition_by="patient")
-    app.table(
-        "CREATE TABLE beats (patient INTEGER PRIMARY KEY, n INTEGER, total BIGINT)", partition_by="patient"
-    )
+    app.table("CREATE TABLE beats (patient INTEGER PRIMARY KEY, n INTEGER, total BIGINT)", partition_by="patient")
     app.table("CREATE TABLE alarms_seen (id INTEGER PRIMARY KEY, n INTEGER NOT NULL, last_at TIMESTAMP)")
     app.table("CREATE TABLE notes (token BIGINT PRIMARY KEY, alarms INTEGER, written TIMESTAMP, dice DOUBLE)")
     app.stream("orders", "patient INTEGER, drug VARCHAR NOT NULL", border=True, key="patient")
@@ -206,9 +202,7 @@ def ward_subject(recovery: str) -> Subject:
                 if drug.startswith("risky") and chance.random() < 0.85:
                     undecided.append((patient, last[patient]))
             elif kind < 0.65:
-                beats = tuple(
-                    (p, chance.choice((60, 70, 95, 120, 13, 66))) for p in chance.sample(range(1, 5), 2)
-                )
+                beats = tuple((p, chance.choice((60, 70, 95, 120, 13, 66))) for p in chance.sample(range(1, 5), 2))
                 made.append(Push("vitals", beats, number))
             elif kind < 0.8:
                 made.append(chance.choice((Call("note", (number,)), Call("drugs", (patient, number)))))
@@ -231,7 +225,7 @@ BUILT_IN = {"leaderboard": leaderboard_subject, "ward": ward_subject}
 
 
 def load_subject(address: str) -> Subject:
-    """The app at ``module:app`` or ``file.py:app``. Its workload is ``crash_workload(seed)`` of the same module
+    """The app at ``module:app`` or ``file.py:app``. Its workload is its module's ``crash_workload(seed)``
     (an iterable of Push, with batch-ids, and Call) or else rows made from the schemas of its border streams.
     """
     where, _, name = address.partition(":")
@@ -250,9 +244,7 @@ def load_subject(address: str) -> Subject:
         made: list[Step] = []
         for item in inputs:
             if isinstance(item, Push) and item.batch_id is None:
-                raise TidegateError(
-                    f"crash_workload: {item} needs a batch-id, or nobody can tell whether it was lost"
-                )
+                raise TidegateError(f"crash_workload: {item} needs a batch-id, or nobody can tell whether it was lost")
             made.append(item)
             if chance.random() < 0.05:
                 made.append(Checkpoint(generation=chance.random() < 0.5))
@@ -279,9 +271,7 @@ def generated(app: App, seed: int, count: int = 100) -> Iterator[Push]:
     chance = random.Random(seed)
     streams = [s for s in app.streams.values() if s.border and not (s.awaited and s.deadline_s is not None)]
     if not streams:
-        raise TidegateError(
-            f"app {app.name} has no border stream to push to; offer crash_workload(seed) beside it"
-        )
+        raise TidegateError(f"app {app.name} has no border stream to push to; offer crash_workload(seed) beside it")
     for number in range(1, count + 1):
         stream = chance.choice(streams)
         rows = tuple(
@@ -318,7 +308,5 @@ def _value(kind: ColumnType, chance: random.Random) -> Any:
         case "json":
             return str(number)
         case "list":
-            return (
-                () if kind.element is None else tuple(_value(kind.element, chance) for _ in range(number % 3))
-            )
+            return () if kind.element is None else tuple(_value(kind.element, chance) for _ in range(number % 3))
     return f"v{number}"

@@ -58,7 +58,10 @@ class LogReader:
             if not whole:
                 raise LogDamaged(
                     f"the log has a gap: {name} begins at {begin}, but what is before it ends at {self.end}; a segment is "
-                    f"missing or cut short. Restore it from a backup", file=name, offset=0, lsn=self.end,
+                    f"missing or cut short. Restore it from a backup",
+                    file=name,
+                    offset=0,
+                    lsn=self.end,
                 )
             unread = False
             yield from self._entries(name, begin, last)
@@ -93,7 +96,9 @@ class LogReader:
         return LogDamaged(
             f"log segment {name} is damaged at byte {offset} (LSN {lsn}): the record there was acknowledged and can't be "
             f"read. Nothing behind it was replayed. Restore the file from a backup, then open again",
-            file=name, offset=offset, lsn=lsn,
+            file=name,
+            offset=offset,
+            lsn=lsn,
         )
 
     def _decoded(self, name: str, offset: int, body: bytes) -> Any_:

@@ -80,8 +80,8 @@ class Called(Record, frozen=True, array_like=True, tag=3):
 class Executed(Record, frozen=True, array_like=True, tag=4):
     """An execution ended (modes strong and effects; failures in every mode).
 
-    ``outcome``: committed, aborted, expired, dead_letter, halted, or failed (a call). ``effects``: its write set and emitted rows (mode
-    effects). ``parked``: positions that a halt put aside.
+    ``outcome``: committed, aborted, expired, dead_letter, halted, or failed (a call). ``writes``, ``emitted``:
+    its effects (mode effects). ``parked``: positions that a halt put aside.
     """
 
     position: int

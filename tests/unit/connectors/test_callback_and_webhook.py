@@ -63,9 +63,7 @@ def receiver() -> Iterator[Receiver]:
 def test_a_callback_gets_each_batch_with_its_stable_id(types: App, open_engine: Open) -> None:
     engine = open_engine(types)
     got: list[Any] = []
-    delivery = engine.deliver(
-        "everything", CallbackSink(lambda batch: got.append((batch.stable_id, len(batch))))
-    )
+    delivery = engine.deliver("everything", CallbackSink(lambda batch: got.append((batch.stable_id, len(batch)))))
     engine.push("incoming", [ROW, NULLS, ROW])
     assert delivery.pump() == 2
     assert got == [(("everything", 4, 1), 2), (("everything", 5, 1), 1)]

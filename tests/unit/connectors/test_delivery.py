@@ -91,9 +91,7 @@ def test_a_failing_sink_keeps_the_batch_and_its_place(
     assert (sink.words, delivery.error) == (["a", "b", "c", "d"], None)
 
 
-def test_what_was_not_delivered_is_delivered_after_reopening(
-    words: App, open_engine: Open, tmp_path: Path
-) -> None:
+def test_what_was_not_delivered_is_delivered_after_reopening(words: App, open_engine: Open, tmp_path: Path) -> None:
     for number, word in enumerate(("a", "b", "c"), 1):
         engine, sink = open_engine(words, tmp_path / "db"), Recorder()
         delivery = engine.deliver("words", sink, "out")
@@ -147,9 +145,7 @@ def test_closing_waits_for_the_send_under_way_and_interrupts_a_pause(
     with pytest.raises(EngineClosed):
         paused.pump()
     again = open_engine(words, tmp_path / "db")
-    assert (
-        len(again.subscribe_durably("words", "slow")) == 1
-    )  # the first was acknowledged before the log closed
+    assert len(again.subscribe_durably("words", "slow")) == 1  # the first was acknowledged before the log closed
 
 
 def test_nothing_is_sent_before_its_cause_is_on_disk(words: App, open_engine: Open, tmp_path: Path) -> None:
@@ -182,9 +178,7 @@ def test_effects_of_a_commit_are_on_disk_before_its_batch_is_sent(
     assert engine.durable is not None
     writer = engine.durable.writer
     unsynced: list[int] = []
-    delivery = engine.deliver(
-        "words", CallbackSink(lambda batch: unsynced.append(writer.appended - writer.synced))
-    )
+    delivery = engine.deliver("words", CallbackSink(lambda batch: unsynced.append(writer.appended - writer.synced)))
     push(engine, "a", "b")
     delivery.pump()
     assert unsynced[0] <= 0

@@ -121,9 +121,7 @@ def test_what_is_neither_new_nor_a_repeat_is_refused(
 def test_keys_do_not_hinder_each_other(words: App, database: sa.Engine) -> None:
     sink = opened(words, database)
     sink.send([batch_of(words, "words", 7, ("a",), key="7"), batch_of(words, "words", 3, ("b",), key=7)])
-    sink.send(
-        [batch_of(words, "words", 1, ("c",), key="k" * 5000), batch_of(words, "words", 4, ("d",), key=7)]
-    )
+    sink.send([batch_of(words, "words", 1, ("c",), key="k" * 5000), batch_of(words, "words", 4, ("d",), key=7)])
     assert rows(database, "SELECT word FROM target ORDER BY word") == [("a",), ("b",), ("c",), ("d",)]
 
 

@@ -278,11 +278,7 @@ MISTAKES: dict[str, tuple[Callable[[App], Any], tuple[str, ...]]] = {
         ("t", "UNIQUE", "Add the partition"),
     ),
     "SQLAlchemy foreign key": (
-        table(
-            sa.Table(
-                "t", sa.MetaData(), sa.Column("a", sa.String, sa.ForeignKey("totals.name"), primary_key=True)
-            )
-        ),
+        table(sa.Table("t", sa.MetaData(), sa.Column("a", sa.String, sa.ForeignKey("totals.name"), primary_key=True))),
         ("t", "foreign keys"),
     ),
     "SQLAlchemy client-side default": (
@@ -523,9 +519,7 @@ def test_sqlalchemy_tables_declare_the_same_as_ddl() -> None:
         sa.MetaData(),
         sa.Column("patient", sa.Integer, primary_key=True),
         sa.Column("drug", sa.String, primary_key=True),
-        sa.Column(
-            "dose", sa.Numeric(10, 2), sa.CheckConstraint("dose > 0"), nullable=False, server_default="1"
-        ),
+        sa.Column("dose", sa.Numeric(10, 2), sa.CheckConstraint("dose > 0"), nullable=False, server_default="1"),
         sa.Column("given_at", sa.DateTime),
         sa.Index("by_drug", "drug"),
     )
@@ -537,8 +531,7 @@ def test_sqlalchemy_tables_declare_the_same_as_ddl() -> None:
     for fact in ("primary_key", "indexes", "partition_by"):
         assert getattr(ours.tables["meds"], fact) == getattr(theirs.tables["meds"], fact)
     our_columns, their_columns = (
-        [(c.name, c.type.sql, c.nullable, c.default) for c in app.tables["meds"].columns]
-        for app in (ours, theirs)
+        [(c.name, c.type.sql, c.nullable, c.default) for c in app.tables["meds"].columns] for app in (ours, theirs)
     )
     assert our_columns == their_columns
     assert [check.columns for check in theirs.tables["meds"].checks] == [("dose",)]

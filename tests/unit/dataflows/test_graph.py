@@ -134,9 +134,7 @@ def test_a_units_access_is_the_union_of_its_members() -> None:
     app.procedure(inputs="orders", outputs="checked", reads=[partition("meds"), committed("log"), "stock"])(
         named("check")
     )
-    app.procedure(inputs="checked", writes=[partition("meds"), "stock"], reads=[committed("log")])(
-        named("give")
-    )
+    app.procedure(inputs="checked", writes=[partition("meds"), "stock"], reads=[committed("log")])(named("give"))
     app.nested("check", "give")
     (unit,) = app.graph().units
     access = {a.table: (a.write, a.by_key, a.committed) for a in unit.access}

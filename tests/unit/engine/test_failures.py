@@ -38,9 +38,7 @@ def test_an_abort_undoes_tables_windows_batches_and_trigger_effects(engine_of: M
     app.stream("out", "n BIGINT")
     seen: list[list[int]] = []
 
-    @app.procedure(
-        inputs="events", outputs="out", writes=["t"], windows={"recent": window("events", count=2, slide=1)}
-    )
+    @app.procedure(inputs="events", outputs="out", writes=["t"], windows={"recent": window("events", count=2, slide=1)})
     def work(txn: Transaction, events: Batch) -> None:
         n = events[0].n
         txn.insert("t", (n,))
@@ -100,9 +98,7 @@ def test_an_exception_is_retried_then_halts_that_dataflow_only(
         engine.run_until_idle()
     assert attempts == [1, 2, 2, 2]
     assert tickets[0].result() is None
-    with pytest.raises(
-        ProcedureFailed, match=r"work raised ZeroDivisionError: no luck \(line \d+ of .*test_failures"
-    ):
+    with pytest.raises(ProcedureFailed, match=r"work raised ZeroDivisionError: no luck \(line \d+ of .*test_failures"):
         tickets[1].result()
     with pytest.raises(StillWaiting, match=r"is put aside: its dataflow is halted in front of position 2.0"):
         tickets[2].result(timeout_s=0.01)
@@ -311,9 +307,7 @@ def test_a_ctrl_c_while_feeding_keeps_what_was_fed(open_engine: Make, flow: Flow
     assert table(engine) == [(0, "x"), (1, "x"), (2, "x")]
     resumed = True
     engine.resume()
-    assert [n for n, _ in table(engine)] == [0, 1, 2, 3, 4, 5], (
-        "rows were accepted by the chunk, so none is lost"
-    )
+    assert [n for n, _ in table(engine)] == [0, 1, 2, 3, 4, 5], "rows were accepted by the chunk, so none is lost"
 
 
 def test_the_journal_logs_halts_and_dead_letters(

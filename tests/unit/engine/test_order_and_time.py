@@ -19,8 +19,7 @@ Flow = Callable[..., App]
 def drawing() -> App:
     app = App()
     app.table(
-        "CREATE TABLE drawn (k INTEGER, id BIGINT, r DOUBLE, u UUID, at_time TIMESTAMP, s DOUBLE, "
-        "PRIMARY KEY (k, id))"
+        "CREATE TABLE drawn (k INTEGER, id BIGINT, r DOUBLE, u UUID, at_time TIMESTAMP, s DOUBLE, PRIMARY KEY (k, id))"
     )
     app.stream("events", "k INTEGER", border=True, key="k")
     app.stream("more", "k INTEGER")
@@ -51,9 +50,7 @@ def test_time_and_chance_come_from_the_position(open_engine: Make) -> None:
         engine.run_until_idle()
         runs.append([tuple(row) for row in engine.query("SELECT * FROM drawn ORDER BY k, id")])
     assert runs[0] == runs[1] == runs[2] == runs[3]
-    assert len({row[2] for row in runs[0]}) == len({row[3] for row in runs[0]}) == 24, (
-        "every position draws its own"
-    )
+    assert len({row[2] for row in runs[0]}) == len({row[3] for row in runs[0]}) == 24, "every position draws its own"
 
 
 def test_now_is_when_the_batch_was_accepted(open_engine: Make, flow: Flow, clock: Any) -> None:
@@ -102,9 +99,7 @@ def test_a_hanging_procedure_is_aborted_at_its_deadline(
 
     engine = engine_of(flow(body, deadline_s=0.15, retries=retries))
     ticket = engine.push("events", [(1,)])
-    with pytest.raises(
-        DeadlineExceeded, match=r"work ran past its deadline of 0.15 s at position 1.0 and was undone"
-    ):
+    with pytest.raises(DeadlineExceeded, match=r"work ran past its deadline of 0.15 s at position 1.0 and was undone"):
         ticket.result(30)
     engine.push("events", [(2,)]).result(30)
     assert [row.n for row in engine.query("SELECT n FROM t")] == [2]
@@ -227,9 +222,7 @@ def test_a_full_queue_refuses_and_accepts_nothing(open_engine: Make, counter: Ap
     engine = open_engine(counter, executor="manual", capacity=4)
     for batch_id in (1, 2):  # two executions each
         engine.push("events", [("a", 1)], batch_id)
-    with pytest.raises(
-        Overloaded, match=r"4 executions are unfinished, so events .*executions.*Config.capacity"
-    ):
+    with pytest.raises(Overloaded, match=r"4 executions are unfinished, so events .*executions.*Config.capacity"):
         engine.push("events", [("a", 1)], 3)
     assert len(engine.scheduler.live) == 4
     engine.run_until_idle()
@@ -269,9 +262,7 @@ def test_two_who_wait_with_the_same_batch_get_it_in_once(open_engine: Make, flow
     engine = open_engine(app, executor="threads", capacity=1)
     engine.push("events", [(0,)], 1)
     tickets: list[Any] = []
-    pushers = [
-        threading.Thread(target=lambda: tickets.append(engine.push("events", [(1,)], 2))) for _ in range(4)
-    ]
+    pushers = [threading.Thread(target=lambda: tickets.append(engine.push("events", [(1,)], 2))) for _ in range(4)]
     for pusher in pushers:
         pusher.start()
     gate.set()

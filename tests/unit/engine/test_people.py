@@ -30,9 +30,7 @@ def test_it_waits_for_the_decision_while_other_patients_go_on(engine_of: Make, w
     engine.push("orders", [(2, "aspirin")], 1).result()
     engine.run_until_idle()
     assert meds(engine) == [(2, "aspirin")], "nothing of an open transaction is visible"
-    with pytest.raises(
-        StillWaiting, match=r"prescribing on batch 1 key 1 .*waits for its batch on stream decisions"
-    ):
+    with pytest.raises(StillWaiting, match=r"prescribing on batch 1 key 1 .*waits for its batch on stream decisions"):
         first.result(timeout_s=0.01)
     with pytest.raises(StillWaiting, match=r"batch 2 key 1 .*waits for its turn behind position 1.0"):
         behind.result(timeout_s=0.01)
@@ -98,9 +96,7 @@ def test_a_decision_does_not_overtake_an_open_question(engine_of: Make, ward: Ap
     engine = engine_of(ward)
     engine.push("orders", [(1, "risky A")], 1)
     engine.push("orders", [(1, "risky B")], 2)
-    with pytest.raises(
-        BatchError, match=r"batch 2 on decisions would overtake batch 1.*answer that one first"
-    ):
+    with pytest.raises(BatchError, match=r"batch 2 on decisions would overtake batch 1.*answer that one first"):
         engine.push("decisions", [(1, True)], 2)
     engine.push("decisions", [(1, True)], 1)
     engine.push("decisions", [(1, True)], 2)
@@ -158,9 +154,7 @@ def test_a_nested_transaction_commits_or_aborts_as_one(engine_of: Make, failing:
     names = [row.name for row in engine.query("SELECT name FROM t ORDER BY name")]
     assert names == ["first 1", "second 1", "third 1"]
     assert [batch.id for batch in emitted] == [1]
-    assert [(a.procedure, a.reason) for a in engine.query("SELECT * FROM tidegate.aborts")] == [
-        (failing, failing)
-    ]
+    assert [(a.procedure, a.reason) for a in engine.query("SELECT * FROM tidegate.aborts")] == [(failing, failing)]
 
 
 def test_members_see_each_others_writes_and_nobody_else_does(engine_of: Make) -> None:

@@ -40,9 +40,7 @@ def test_tables_windows_and_ids(engine_of: Make, counter: App, tmp_path: Path) -
     assert engine.sequence == 3
 
 
-def test_running_on_after_reopening_is_as_if_never_closed(
-    engine_of: Make, counter: App, tmp_path: Path
-) -> None:
+def test_running_on_after_reopening_is_as_if_never_closed(engine_of: Make, counter: App, tmp_path: Path) -> None:
     source = [[(name, n)] for n, name in enumerate("abcabbcabad", start=1)]
     once, often = engine_of(counter, tmp_path / "once"), engine_of(counter, tmp_path / "often")
     for number, batch in enumerate(source):
@@ -82,9 +80,7 @@ def test_a_waiting_person_is_asked_again(engine_of: Make, ward: App, tmp_path: P
     engine.run_until_idle()
     engine = reopened(engine_of, engine, tmp_path)
     engine.run_until_idle()
-    waiting = everything(
-        engine, "SELECT unit, batch_id, key, reason FROM tidegate.executions ORDER BY position"
-    )
+    waiting = everything(engine, "SELECT unit, batch_id, key, reason FROM tidegate.executions ORDER BY position")
     assert waiting == [
         ("prescribing", 1, "1", "waits for its batch on stream decisions"),
         ("prescribing", 2, "1", "waits for its turn behind position 1.0"),
@@ -170,9 +166,7 @@ def test_half_of_a_join_is_kept(engine_of: Make, tmp_path: Path) -> None:
     assert everything(engine, "SELECT * FROM t") == [(5, 1, 2)]
 
 
-def test_another_apps_directory_is_refused(
-    open_engine: Make, counter: App, ward: App, tmp_path: Path
-) -> None:
+def test_another_apps_directory_is_refused(open_engine: Make, counter: App, ward: App, tmp_path: Path) -> None:
     open_engine(counter, tmp_path).close()
     with pytest.raises(TidegateError, match=r"belongs to app 'counter', not 'ward'"):
         tidegate.open(ward, tmp_path, executor="threads")
@@ -201,9 +195,7 @@ def test_a_procedure_that_is_gone_while_work_waits_for_it_is_named(
     engine.close()
     changed = App("ward")
     for schema in ward.tables.values():
-        columns = ", ".join(
-            f"{c.name} {c.type.sql}{'' if c.nullable else ' NOT NULL'}" for c in schema.columns
-        )
+        columns = ", ".join(f"{c.name} {c.type.sql}{'' if c.nullable else ' NOT NULL'}" for c in schema.columns)
         ddl = f"CREATE TABLE {schema.name} ({columns}, PRIMARY KEY ({', '.join(schema.primary_key)}))"
         changed.table(ddl, partition_by=schema.partition_by)
     with pytest.raises(TidegateError, match=r"prescribing still waits with batch 1.*declare it as it was"):

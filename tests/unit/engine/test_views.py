@@ -54,8 +54,7 @@ def test_executions_and_locks_of_a_waiting_person(engine_of: Make, ward: App, cl
     )
     locks = rows(
         engine,
-        "SELECT table_name, partition, mode, unit, held, waits_behind, held_by, age_s "
-        "FROM tidegate.locks ORDER BY ALL",
+        "SELECT table_name, partition, mode, unit, held, waits_behind, held_by, age_s FROM tidegate.locks ORDER BY ALL",
     )
     assert locks == [
         ("asked", "7", "write", "prescribing", True, None, None, 60.0),
@@ -67,15 +66,11 @@ def test_executions_and_locks_of_a_waiting_person(engine_of: Make, ward: App, cl
 def test_streams_and_windows(open_engine: Make, counter: App) -> None:
     engine = open_engine(counter, executor="manual")
     engine.push("events", [("a", 1), ("b", 2)], 40)
-    streams = rows(
-        engine, "SELECT stream, border, last_batch_id, queued FROM tidegate.streams ORDER BY stream"
-    )
+    streams = rows(engine, "SELECT stream, border, last_batch_id, queued FROM tidegate.streams ORDER BY stream")
     assert streams == [("counted", False, None, 1), ("events", True, 40, 1)]
     assert rows(engine, "SELECT * FROM tidegate.windows") == []
     engine.run_until_idle()
-    assert rows(engine, "SELECT * FROM tidegate.windows") == [
-        ("count", "recent", "events", None, "count", 3, 1, 2, 0)
-    ]
+    assert rows(engine, "SELECT * FROM tidegate.windows") == [("count", "recent", "events", None, "count", 3, 1, 2, 0)]
 
 
 def test_a_border_stream_that_got_nothing_yet_is_listed(open_engine: Make, counter: App) -> None:

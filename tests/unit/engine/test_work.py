@@ -179,9 +179,7 @@ def test_a_query_has_parameters_and_forms(open_engine: Make, counter: App) -> No
         ("DROP TABLE totals", ("DROP",)),
     ],
 )
-def test_a_query_that_is_wrong_says_why(
-    open_engine: Make, counter: App, sql: str, fragments: tuple[str, ...]
-) -> None:
+def test_a_query_that_is_wrong_says_why(open_engine: Make, counter: App, sql: str, fragments: tuple[str, ...]) -> None:
     engine = open_engine(counter)
     with pytest.raises(TidegateError) as caught:
         engine.query(sql)
@@ -277,9 +275,7 @@ def test_closing_tells_those_who_still_wait(engine_of: Make, ward: App) -> None:
     engine.run_until_idle()
     behind = engine.submit("drugs", 1)
     engine.close()
-    with pytest.raises(
-        EngineClosed, match=r"closed before prescribing on batch 1 key 1.*waits for .* decisions"
-    ):
+    with pytest.raises(EngineClosed, match=r"closed before prescribing on batch 1 key 1.*waits for .* decisions"):
         ticket.result()
     with pytest.raises(EngineClosed, match=r"closed before drugs.*lock on meds\[1\]"):
         behind.result()
@@ -292,9 +288,7 @@ def test_sql_sees_the_batch_the_window_and_what_was_emitted(engine_of: Make) -> 
     app.stream("more", "n BIGINT")
     seen: list[Any] = []
 
-    @app.procedure(
-        inputs="events", outputs="out", windows={"recent": tidegate.window("events", count=3, slide=1)}
-    )
+    @app.procedure(inputs="events", outputs="out", windows={"recent": tidegate.window("events", count=3, slide=1)})
     def work(txn: tidegate.Transaction, events: tidegate.Batch) -> None:
         txn.emit("out", n=1)
         txn.emit("out", n=events[0].n)

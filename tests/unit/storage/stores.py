@@ -59,8 +59,7 @@ class Store:
         if position is None:
             self.position = position = self.position + 1
         access = {
-            name: Access(table, write=True, by_key=by_key is not None)
-            for name, table in self.database.tables.items()
+            name: Access(table, write=True, by_key=by_key is not None) for name, table in self.database.tables.items()
         }
         partitions = None if by_key is None else dict.fromkeys(self.tables, by_key)
         return SeededView(self.database, position, access, partitions=partitions, **options)

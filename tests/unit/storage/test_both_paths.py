@@ -30,17 +30,13 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "UINTEGER": st.sampled_from([0, 1, 2, 2**32 - 1]),
     "DOUBLE": st.sampled_from([0.0, 1.0, -1.5, 0.1, 1e300, math.inf, math.nan]),
     "FLOAT": st.sampled_from([0.0, 1.5, -2.25]),
-    "DECIMAL(9,2)": st.sampled_from(
-        [Decimal("0.00"), Decimal("1.50"), Decimal("-3.25"), Decimal("9999999.99")]
-    ),
+    "DECIMAL(9,2)": st.sampled_from([Decimal("0.00"), Decimal("1.50"), Decimal("-3.25"), Decimal("9999999.99")]),
     "VARCHAR": st.sampled_from(["", "a", "b", "B", "é", "a'b", "10"]),
     "BOOLEAN": st.booleans(),
     "TIMESTAMP": st.sampled_from([dt.datetime(2020, 1, 1), dt.datetime(2021, 6, 1, 12, 30, 0, 7)]),
     "DATE": st.sampled_from([dt.date(2020, 1, 1), dt.date(1969, 12, 31)]),
     "TIME": st.sampled_from([dt.time(0, 0), dt.time(23, 59, 59, 999999)]),
-    "INTERVAL": st.sampled_from(
-        [dt.timedelta(0), dt.timedelta(days=1, seconds=5), dt.timedelta(microseconds=-1)]
-    ),
+    "INTERVAL": st.sampled_from([dt.timedelta(0), dt.timedelta(days=1, seconds=5), dt.timedelta(microseconds=-1)]),
     "BLOB": st.sampled_from([b"", b"\x00\xff", b"abc"]),
     "JSON": st.sampled_from(['{"a":1}', "[1,2]", "null", '"x"']),
     "INTEGER[]": st.sampled_from([(), (1, 2), (3, None)]),
@@ -98,9 +94,7 @@ def tables(draw: Any) -> Table:
         parts.append(f"CHECK ({draw(st.sampled_from(numbers))} {draw(st.sampled_from(['<>', '>=', '<']))} 3)")
     if draw(st.integers(0, 3)) == 0:
         parts.append("CHECK (length(k::VARCHAR) < 20)")
-    ddl = f"CREATE TABLE t ({', '.join(parts)})" + (
-        f"; CREATE INDEX by_index ON t ({index})" if index else ""
-    )
+    ddl = f"CREATE TABLE t ({', '.join(parts)})" + (f"; CREATE INDEX by_index ON t ({index})" if index else "")
     return Table(ddl, columns, key, unique, index, nullable)
 
 
@@ -197,8 +191,7 @@ def selects(draw: Any, table: Table) -> tuple[str, list[Any]]:
         return f"SELECT {name}, count(*) AS n FROM t AS x WHERE {where} GROUP BY {name}", given
     if shape == 3:
         return (
-            f"SELECT x.k, y.k FROM t AS x JOIN t AS y ON x.k = y.k "
-            f"WHERE x.k IN (SELECT k FROM t WHERE {where})",
+            f"SELECT x.k, y.k FROM t AS x JOIN t AS y ON x.k = y.k WHERE x.k IN (SELECT k FROM t WHERE {where})",
             given,
         )
     name = draw(st.sampled_from(list(table.columns)))
@@ -208,9 +201,7 @@ def selects(draw: Any, table: Table) -> tuple[str, list[Any]]:
 
 @st.composite
 def updates(draw: Any, table: Table) -> tuple[str, list[Any]]:
-    names = draw(
-        st.lists(st.sampled_from([n for n in table.columns if n not in table.key]), min_size=1, unique=True)
-    )
+    names = draw(st.lists(st.sampled_from([n for n in table.columns if n not in table.key]), min_size=1, unique=True))
     sets, given = [], []
     for name in names:
         text, more = draw(scalars(table, name))
@@ -236,9 +227,7 @@ def inserts(draw: Any, table: Table) -> tuple[str, list[Any]]:
     for _ in range(draw(st.integers(1, most))):
         cells = []
         for name in names:
-            if (
-                shape in {1, 2} and name in table.key
-            ):  # a NULL key is refused here, but ignored by DuckDB at times
+            if shape in {1, 2} and name in table.key:  # a NULL key is refused here, but ignored by DuckDB at times
                 text, more = "?", [draw(value(table, name))]
             else:
                 text, more = ("DEFAULT", []) if draw(st.integers(0, 9)) == 0 else draw(operands(table, name))
@@ -349,9 +338,7 @@ def compare_paths(scenario: Any) -> None:
             if kinds == {"failed"}:
                 continue
             assert results[0] == results[1] == results[2], (table.ddl, sql, given_values)
-            contents = [comparable(view.scan("t")) for view in views] + [
-                comparable(plain.run("SELECT * FROM t", []))
-            ]
+            contents = [comparable(view.scan("t")) for view in views] + [comparable(plain.run("SELECT * FROM t", []))]
             assert contents[0] == contents[1] == contents[2], (table.ddl, sql, given_values)
     finally:
         for store in stores:

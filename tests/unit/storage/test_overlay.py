@@ -1,4 +1,3 @@
-# ruff: noqa: E501
 """Queries over base ∪ overlay: at old positions, in one partition, under a merge, in any physical order."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# ruff: noqa: E501
 """Types, schemas and DDL: what is accepted, in which form it is stored, and what the errors name."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# ruff: noqa: E501
 """Prepared statements: what is accepted, which path they take, what they return, and that they are all or
 nothing.
 """
@@ -10,8 +9,8 @@ import uuid
 from decimal import Decimal
 from typing import Any
 
-import numpy as np
 import duckdb
+import numpy as np
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
@@ -25,9 +24,7 @@ BOTH = pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "duck
 
 @pytest.fixture(autouse=True)
 def some_votes(votes: Store) -> None:
-    votes.run(
-        "INSERT INTO votes (phone, contestant, n, weight) VALUES (1, 1, 5, 0.5), (2, 1, 0, NULL), (3, 2, 9, 1.5)"
-    )
+    votes.run("INSERT INTO votes (phone, contestant, n, weight) VALUES (1, 1, 5, 0.5), (2, 1, 0, NULL), (3, 2, 9, 1.5)")
 
 
 # ---- paths
@@ -156,9 +153,7 @@ def test_sqlalchemy_core(votes: Store) -> None:
     assert votes.prepare(select).path == "primary key"
     assert votes.run(select, {"who": 1}).scalar() == 5
     upsert = postgresql.insert(table).values(phone=1, contestant=2, n=0)
-    upsert = upsert.on_conflict_do_update(
-        index_elements=["phone"], set_={"n": table.c.n + upsert.excluded.contestant}
-    )
+    upsert = upsert.on_conflict_do_update(index_elements=["phone"], set_={"n": table.c.n + upsert.excluded.contestant})
     assert votes.prepare(upsert).path == "values"
     votes.run(upsert)
     assert votes.run(select, {"who": 1}).scalar() == 7
@@ -238,15 +233,10 @@ def test_upsert(votes: Store, compiled: bool) -> None:
     )
     assert [tuple(row) for row in votes.run(sql, compiled=compiled)] == [(1, 105, 1), (9, 100, 7)]
     assert (
-        votes.run(
-            "INSERT INTO votes (phone, contestant) VALUES (1, 1) ON CONFLICT DO NOTHING", compiled=compiled
-        ).count
+        votes.run("INSERT INTO votes (phone, contestant) VALUES (1, 1) ON CONFLICT DO NOTHING", compiled=compiled).count
         == 0
     )
-    assert (
-        votes.run("INSERT INTO votes (phone, contestant, name) VALUES (50, 1, 'a')", compiled=compiled).count
-        == 1
-    )
+    assert votes.run("INSERT INTO votes (phone, contestant, name) VALUES (50, 1, 'a')", compiled=compiled).count == 1
     clash = "INSERT INTO votes (phone, contestant, name) VALUES (51, 1, 'a') ON CONFLICT (name) DO UPDATE SET n = 77"
     votes.run(clash, compiled=compiled)
     assert votes.view().get("votes", 50).n == 77
@@ -273,9 +263,7 @@ def test_dml_with_other_relations(votes: Store) -> None:
         view=view,
     )
     assert [tuple(row) for row in updated] == [(1, 5), (3, 8)]
-    deleted = votes.run(
-        "DELETE FROM votes USING batch b WHERE b.phone = votes.phone RETURNING phone", view=view
-    )
+    deleted = votes.run("DELETE FROM votes USING batch b WHERE b.phone = votes.phone RETURNING phone", view=view)
     assert [row.phone for row in deleted] == [1, 3]
     with pytest.raises(AccessError, match="none of its inputs"):
         votes.run("SELECT count(*) FROM batch", view=votes.view())
@@ -287,9 +275,7 @@ def test_now_random_and_uuid_are_the_transactions(votes: Store, compiled: bool) 
     first, again = (votes.run(sql, view=votes.view(position=50), compiled=compiled) for _ in range(2))
     assert first == again
     assert first[0].at_time == NOW
-    drawn = votes.run(
-        "SELECT uuid() AS a, uuid() AS b, current_date AS c", view=votes.view(), compiled=compiled
-    ).one()
+    drawn = votes.run("SELECT uuid() AS a, uuid() AS b, current_date AS c", view=votes.view(), compiled=compiled).one()
     assert isinstance(drawn.a, uuid.UUID)
     assert drawn.a != drawn.b
     assert drawn.c == NOW.date()

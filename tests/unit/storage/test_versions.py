@@ -53,9 +53,7 @@ def test_trim_keeps_the_newest_and_the_newest_below_each_open_position(
 
 
 @pytest.mark.parametrize(("open_positions", "lost"), [((), 9), ((), 5), ((9,), 5), ((9,), 3)])
-def test_reading_what_was_freed_is_an_error_never_another_version(
-    open_positions: tuple[int, ...], lost: int
-) -> None:
+def test_reading_what_was_freed_is_an_error_never_another_version(open_positions: tuple[int, ...], lost: int) -> None:
     made = history(4, 6, 9)
     made.trim(open_positions)
     with pytest.raises(CorruptionError):

@@ -51,9 +51,7 @@ def test_the_same_batch_again_is_not_new() -> None:
 def test_the_same_id_with_other_rows_is_refused() -> None:
     door = border()
     push(door, [(1, "a")], 5)
-    with pytest.raises(
-        BatchError, match=r"batch 5 on orders was accepted before with other rows.*new id"
-    ) as caught:
+    with pytest.raises(BatchError, match=r"batch 5 on orders was accepted before with other rows.*new id") as caught:
         push(door, [(1, "b")], 5)
     assert (caught.value.stream, caught.value.batch_id, caught.value.last_id) == ("orders", 5, 5)
 

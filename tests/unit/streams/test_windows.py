@@ -27,9 +27,7 @@ def fired_by_definition(count: int, size: int, slide: int) -> int:
     sizes=st.lists(st.integers(1, 9), max_size=12),
     aborted=st.lists(st.booleans(), min_size=12, max_size=12),
 )
-def test_a_window_slides_as_defined(
-    unit: str, size: int, slide: int, sizes: list[int], aborted: list[bool]
-) -> None:
+def test_a_window_slides_as_defined(unit: str, size: int, slide: int, sizes: list[int], aborted: list[bool]) -> None:
     slide = min(size, slide)
     buffer = WindowBuffer(window("s", slide=slide, **{unit: size}))
     elements: list[list[Any]] = []  # all that was committed, by the window's unit
@@ -64,9 +62,7 @@ def test_a_sliding_count_window_drawn() -> None:
     drawn = []
     for batch in ("ab", "c", "de", "fghi"):
         moved = buffer.slide([(letter,) for letter in batch])
-        drawn.append(
-            ("".join(r for (r,) in moved.rows), list(moved.fired), "".join(r for (r,) in moved.expired))
-        )
+        drawn.append(("".join(r for (r,) in moved.rows), list(moved.fired), "".join(r for (r,) in moved.expired)))
         moved.commit()
     assert drawn == [
         ("ab", [], ""),

@@ -46,9 +46,7 @@ def test_partitions_overlap_their_table_and_not_each_other() -> None:
     assert locks.blocker(15, [P2], []) is None
     assert locks.blocker(30, [T], []) == Block(T, 10), "a table waits for any of its partitions"
     locks.register(40, [], [T])
-    assert locks.blocker(50, [Item("t", (3,))], []) == Block(Item("t", (3,)), 40), (
-        "a partition waits for its table"
-    )
+    assert locks.blocker(50, [Item("t", (3,))], []) == Block(Item("t", (3,)), 40), "a partition waits for its table"
     assert locks.marks() == {P1: 10, P2: 20, T: 10}
 
 
@@ -78,9 +76,7 @@ def test_items_read_well() -> None:
 
 @pytest.mark.parametrize("scheme", [LowWaterMarks, TwoPhaseLocks])
 @pytest.mark.parametrize("seed", range(20))
-def test_waits_point_to_unfinished_smaller_positions_that_conflict(
-    scheme: type[LockTable], seed: int
-) -> None:
+def test_waits_point_to_unfinished_smaller_positions_that_conflict(scheme: type[LockTable], seed: int) -> None:
     """Against the definition, over random intents: no deadlock is possible, and no conflict is missed."""
     rng = random.Random(seed)
     items = [T, P1, P2, U]
@@ -106,8 +102,7 @@ def test_waits_point_to_unfinished_smaller_positions_that_conflict(
             conflicts = [
                 p
                 for p, (r, w) in intents.items()
-                if p < other
-                and (overlap(reads + writes, w) or (scheme is TwoPhaseLocks and overlap(writes, r)))
+                if p < other and (overlap(reads + writes, w) or (scheme is TwoPhaseLocks and overlap(writes, r)))
             ]
             block = locks.blocker(other, reads, writes)
             assert (block is None) == (not conflicts)

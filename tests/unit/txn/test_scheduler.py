@@ -15,9 +15,7 @@ from tidegate.txn.scheduler import TRANSITIONS, Execution, Scheduler, State, Why
 class Bench:
     """An app written as text, and a scheduler over it; batches have one row unless said otherwise."""
 
-    def __init__(
-        self, border: str, *procedures: str, nested: tuple[str, ...] = (), keyed: bool = False
-    ) -> None:
+    def __init__(self, border: str, *procedures: str, nested: tuple[str, ...] = (), keyed: bool = False) -> None:
         """``Bench("b", "p: b > x | t u", "q: x")``: inputs, outputs, tables written (~t: read)."""
         self.app = app = App()
         tables: dict[str, None] = {}
@@ -68,9 +66,7 @@ class Bench:
 
     def finish(self, execution: Execution, *emits: str) -> None:
         assert execution.batch_id is not None or not emits
-        self.scheduler.finish(
-            execution, {s: self.batch(s, execution.batch_id or 0, execution.key) for s in emits}
-        )
+        self.scheduler.finish(execution, {s: self.batch(s, execution.batch_id or 0, execution.key) for s in emits})
 
     @property
     def ready(self) -> list[str]:

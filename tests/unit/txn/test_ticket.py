@@ -66,9 +66,7 @@ def test_finishing_while_others_start_to_wait_loses_nobody() -> None:
         told: list[int] = []
         start = threading.Barrier(3)
 
-        def register(
-            number: int, start: Any = start, ticket: Ticket = ticket, told: list[int] = told
-        ) -> None:
+        def register(number: int, start: Any = start, ticket: Ticket = ticket, told: list[int] = told) -> None:
             start.wait()
             ticket.add_done_callback(lambda _: told.append(number))
             assert ticket.event().wait(5)
