@@ -91,6 +91,14 @@ class SecondaryIndex:
         return tuple(self._keys.get(value, ()))
 
 
+class _Rows(dict[Key, Version]):
+    """A dictionary that the garbage collector keeps among the old objects.
+
+    An exact ``dict`` of untracked tuples is untracked by a full collection and, with the next write, tracked again as a
+    young object: then every small collection would walk through the whole table.
+    """
+
+
 class VersionedTable:
     """One table: the newest committed row of every cached key, older versions while someone may read them.
 
@@ -102,7 +110,7 @@ class VersionedTable:
         self.schema = schema
         self.name = schema.name
         self.row = schema.row  # the class in which users get rows
-        self.rows: dict[Key, Version] = {}
+        self.rows: dict[Key, Version] = _Rows()
         self.complete = complete
         self.dirty: dict[Key, bool] = {}  # changed since the last merge -> the base has a row for it
         self.merging: dict[Key, bool] = {}  # the same, for changes that a merge is writing right now

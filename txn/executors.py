@@ -175,7 +175,7 @@ class Executor:
             txn.arguments, txn.partitions = context.arguments, context.partitions
         return txn
 
-    def _attempt_watched(self, txn: Transaction, deadline_s: float) -> str | None | Aborted | ProcedureFailed:
+    def _attempt_watched(self, txn: Transaction, deadline_s: float) -> str | Aborted | ProcedureFailed | None:
         outcome = None
         try:
             self.watchdog.watch(txn, deadline_s)
@@ -187,7 +187,7 @@ class Executor:
             pass
         return txn.expired_error(deadline_s) if txn.expired else outcome
 
-    def settle(self, execution: Execution, outcome: str | None | Aborted | ProcedureFailed) -> None:
+    def settle(self, execution: Execution, outcome: str | Aborted | ProcedureFailed | None) -> None:
         """Commit, undo, suspend or halt, as the outcome says; then let the scheduler go on from there."""
         context: Context = execution.context
         txn = context.txn
@@ -422,6 +422,7 @@ def still_waiting(executions: Iterable[Execution], ticket: Ticket) -> StillWaiti
     mine = [e for e in executions if ticket in e.context.tickets]
     told = "; ".join(f"{e} {e.reason}" for e in mine) or "it has not been scheduled"
     return StillWaiting(
-        f"accepted, but not finished: {told}. It will run when that is resolved; keep the ticket", ticket=ticket,
+        f"accepted, but not finished: {told}. It will run when that is resolved; keep the ticket",
+        ticket=ticket,
         reason=mine[0].reason if mine else None,
     )

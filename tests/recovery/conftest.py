@@ -27,9 +27,7 @@ def killed() -> Callable[[Engine], None]:
     return kill
 
 
-@pytest.fixture(
-    params=[(mode, executor) for mode in MODES for executor in ("serial", "threads")], ids="-".join
-)
+@pytest.fixture(params=[(mode, executor) for mode in MODES for executor in ("serial", "threads")], ids="-".join)
 def way(request: pytest.FixtureRequest) -> tuple[Any, str]:
     """Every recovery mode with every executor."""
     mode, executor = request.param

@@ -72,9 +72,7 @@ class Child:
 class Tormentor:
     """Kills, checks the target after each kill, lets the last process finish, and checks everything."""
 
-    def __init__(
-        self, directory: Path, target: str, arrived: Callable[[], Arrived], seed: int, *options: str
-    ) -> None:
+    def __init__(self, directory: Path, target: str, arrived: Callable[[], Arrived], seed: int, *options: str) -> None:
         self._directory = directory
         self._target = target
         self._arrived = arrived

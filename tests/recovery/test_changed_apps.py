@@ -27,9 +27,7 @@ def left_behind(path: Path, killed: Kill, clean: bool) -> None:
 
 
 @pytest.mark.parametrize("clean", [True, False], ids=["closed", "killed"])
-def test_a_nullable_column_a_table_and_a_procedure_may_be_added(
-    clean: bool, tmp_path: Path, killed: Kill
-) -> None:
+def test_a_nullable_column_a_table_and_a_procedure_may_be_added(clean: bool, tmp_path: Path, killed: Kill) -> None:
     left_behind(tmp_path, killed, clean)
     app = make_numbers(extra=", remark VARCHAR")
     app.table("CREATE TABLE others (n BIGINT PRIMARY KEY)")
@@ -112,9 +110,7 @@ def changed_numbers(recovery: Any = "weak") -> App:
     def total(txn: Transaction, n: int) -> int:
         return -1  # not what it was
 
-    app.procedures["total"] = type(app.procedures["total"])(
-        **{**vars_of(app.procedures["total"]), "function": total}
-    )
+    app.procedures["total"] = type(app.procedures["total"])(**{**vars_of(app.procedures["total"]), "function": total})
     return app
 
 
@@ -186,9 +182,7 @@ def test_a_procedure_that_ends_differently_is_found_out(tmp_path: Path, killed: 
     engine.call("put", 1)
     killed(engine)
     moods.append("bad")
-    with pytest.raises(
-        RecoveryRefused, match=r"put.*committed when it first ran.*does not do the same thing twice"
-    ):
+    with pytest.raises(RecoveryRefused, match=r"put.*committed when it first ran.*does not do the same thing twice"):
         tidegate.open(app(), tmp_path)
     moods.append("good")
     with tidegate.open(app(), tmp_path) as engine:

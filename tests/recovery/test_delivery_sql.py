@@ -62,9 +62,7 @@ def torment_postgres(server: PostgresServer, tmp_path: Path, kills: int, recover
 
 def report(target: str, recovery: str, tormentor: Tormentor) -> None:
     batches = tormentor.finish()
-    print(
-        f"{target} ({recovery}): {batches} batches, kills {tormentor.kills}, 0 lost, doubled or out of order"
-    )
+    print(f"{target} ({recovery}): {batches} batches, kills {tormentor.kills}, 0 lost, doubled or out of order")
 
 
 def test_sqlite_and_four_kills(tmp_path: Path) -> None:

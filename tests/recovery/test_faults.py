@@ -114,9 +114,7 @@ except LogFailed:
     sys.exit(7)
 """
     environment = {**os.environ, "LD_PRELOAD": str(shim), "SYNCS": str(syncs)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 7, done.stderr
     acknowledged = len(done.stdout.split())
     assert 0 < acknowledged < 99
@@ -191,9 +189,7 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
 
     def make(size: str) -> Path:
         options = f"remount,size={size}" if mounted else f"size={size}"
-        done = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", options, "tmpfs", place], capture_output=True, check=False
-        )
+        done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", place], capture_output=True, check=False)
         if done.returncode:
             pytest.skip("a small tmpfs needs root")
         mounted.append(size)
@@ -245,9 +241,7 @@ def test_no_room_for_the_merge(small_disk: Callable[[str], Path], tmp_path: Path
         assert engine.recovery.replayed == {"batches": 10}
 
 
-def test_no_room_for_a_background_merge_refuses_new_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_room_for_a_background_merge_refuses_new_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = tidegate.open(make_numbers(), tmp_path, merge_every_s=0.01)
     full = DiskFull("no room")
 
@@ -434,9 +428,7 @@ def test_with_nothing_sound_left_the_error_says_so(tmp_path: Path) -> None:
     died(tmp_path, 4)
     for path in [tmp_path / "base.duckdb", *(tmp_path / "generations").iterdir()]:
         damage(path)
-    with pytest.raises(
-        TidegateError, match=r"neither the base nor a generation of it can be read.*restore a backup"
-    ):
+    with pytest.raises(TidegateError, match=r"neither the base nor a generation of it can be read.*restore a backup"):
         tidegate.open(make_numbers(), tmp_path)
 
 

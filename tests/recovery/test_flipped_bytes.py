@@ -131,9 +131,7 @@ def check_base_flips(merged: Path, tmp_path: Path, name: str, count: int) -> lis
             f"from test_flipped_bytes import look\nlook({paths!r})"
         )
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, (
-            f"the process died at {len(done.stdout.splitlines())} of {paths}: {done.stderr}"
-        )
+        assert done.returncode == 0, f"the process died at {len(done.stdout.splitlines())} of {paths}: {done.stderr}"
         reports += [json.loads(line) for line in done.stdout.splitlines()]
         for path in paths:
             shutil.rmtree(path)

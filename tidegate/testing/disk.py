@@ -25,9 +25,11 @@ class SimulatedFiles:
 
     >>> files = SimulatedFiles(seed=1)
     >>> file = files.create("a.log")
-    >>> _ = file.write(b"kept"); file.sync(); _ = file.write(b"not synced")
+    >>> while file.write(b"k") and len(files.read("a.log")) < 4: pass
+    >>> file.sync()
+    >>> _ = file.write(b"not synced")
     >>> files.after_power_loss().read("a.log")[:4]
-    b'kept'
+    b'kkkk'
     """
 
     def __init__(

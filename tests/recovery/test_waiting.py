@@ -68,10 +68,7 @@ def state(engine: Engine) -> dict[str, Any]:
         "executions": "position, unit, batch_id, key, state, reason",
         "locks": "table_name, partition, position",
     }
-    told = {
-        view: sorted(map(tuple, engine.query(f"SELECT {columns[view]} FROM tidegate.{view}")))
-        for view in views
-    }
+    told = {view: sorted(map(tuple, engine.query(f"SELECT {columns[view]} FROM tidegate.{view}"))) for view in views}
     told["executions"] = [
         row[:5] if row[4] == "parked" else row for row in told["executions"]
     ]  # halted behind which of two
