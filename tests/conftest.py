@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,15 @@ class SettableClock:
 
     def advance(self, seconds: float) -> None:
         self.seconds += seconds
+
+
+@pytest.fixture(autouse=True)
+def log_level() -> Iterator[None]:
+    """The simulator silences the log of the process it runs in; the next test must hear it again."""
+    logger = logging.getLogger("tidegate")
+    before = logger.level
+    yield
+    logger.setLevel(before)
 
 
 @pytest.fixture

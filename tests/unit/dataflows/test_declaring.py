@@ -254,7 +254,7 @@ MISTAKES: dict[str, tuple[Callable[[App], Any], tuple[str, ...]]] = {
     ),
     "table with a generated column": (
         table("CREATE TABLE t (a INTEGER PRIMARY KEY, b INTEGER AS (a + 1))"),
-        ("t.b", "generated"),
+        ("table t ", "generated"),
     ),
     "table name taken": (table("CREATE TABLE totals (a INTEGER PRIMARY KEY)"), ("totals", "taken")),
     "table name taken by a stream": (
