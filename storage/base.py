@@ -30,7 +30,8 @@ class Base:
     """A DuckDB database, in memory or in a file.
 
     ``gate`` makes two short moments exclusive: a merge's COMMIT together with forgetting what it wrote, and a reader's
-    fixing of its snapshot together with collecting the changes above it. Neither waits for a query to finish.
+    collecting of the changes above the base. Neither waits for a query to finish. A reader whose query ran while
+    ``published`` stood still has seen one state; otherwise it asks again in a transaction of its own.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -49,6 +50,7 @@ class Base:
         self._copying = threading.Lock()
         self.gate = threading.Lock()
         self.merges = 0
+        self.published = 0
 
     # ---- schema
 
@@ -132,6 +134,7 @@ class Base:
 
     def publish(self) -> None:
         """Commit what :meth:`merge` wrote. The caller holds ``gate`` and forgets the merged changes under it."""
+        self.published += 1  # before: whoever could see the commit also sees that there was one
         try:
             self.connection.execute("COMMIT")
         except duckdb.Error as error:

@@ -18,7 +18,7 @@ from tidegate.txn.ticket import Ticket
 if TYPE_CHECKING:
     from tidegate.engine import Engine
 
-FEED_AHEAD = 1_000  # rows read ahead by feed(), whose keys are fetched together
+FEED_AHEAD = 250  # rows read ahead by feed(), whose keys are fetched together
 
 
 class Intake:
