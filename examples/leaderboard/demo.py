@@ -75,5 +75,6 @@ def _summary(console: Console, engine: Engine, reference: Contest, votes: int, b
     table.add_row(
         "result", "[green]equals the serial reference[/]" if right else "[red]differs from the serial reference[/]"
     )
+    console.print()
     console.print(table)
     return right
