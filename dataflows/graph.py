@@ -11,6 +11,7 @@ nested transaction is no ancestor: the transaction opens without it and waits.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -353,10 +354,10 @@ class Graph:
         return tuple(declared.values())
 
 
-def _union(accesses: object) -> tuple[TableAccess, ...]:
+def _union(accesses: Iterable[TableAccess]) -> tuple[TableAccess, ...]:
     """The widest access to each table."""
     found: dict[str, TableAccess] = {}
-    for access in accesses:  # type: ignore[attr-defined]
+    for access in accesses:
         before = found.get(access.table)
         if before is None:
             found[access.table] = access

@@ -6,7 +6,6 @@ import re
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import duckdb
@@ -198,10 +197,6 @@ def from_sqlalchemy(table: sa.Table) -> str:
         unique = "UNIQUE " if index.unique else ""
         ddl.append(f"CREATE {unique}INDEX {quote(str(index.name))} ON {quote(table.name)} ({_names(index.columns)})")
     return "; ".join(ddl)
-
-
-def with_partition(schema: TableSchema, partition_by: tuple[str, ...]) -> TableSchema:
-    return replace(schema, partition_by=partition_by)
 
 
 def quote(name: str) -> str:

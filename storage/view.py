@@ -8,7 +8,7 @@ Dropping the view is a rollback.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import islice
@@ -220,7 +220,7 @@ class View:
 
     def insert(self, table: str, row: Any = None, /, **values: Any) -> Any:
         """Insert one row, given as a sequence in column order, a dict, or keyword arguments; returns it as stored."""
-        access = self._writable(table)
+        access = self.writable(table)
         return self._insert(access, access.table.schema.conform(values if row is None else row, self.default))
 
     def insert_stored(self, access: Access, new: Row) -> Row:
@@ -242,7 +242,7 @@ class View:
 
     def upsert(self, table: str, row: Any = None, /, **values: Any) -> Any:
         """Insert the row, or replace the one with its primary key; returns it as stored."""
-        access = self._writable(table)
+        access = self.writable(table)
         schema = access.table.schema
         new = schema.conform(values if row is None else row, self.default)
         key = schema.key_of(new)
@@ -255,7 +255,7 @@ class View:
 
     def update(self, table: str, key: Key, /, **changes: Any) -> Any:
         """Change columns of the row with this primary key; returns the new row, or None when there is no such row."""
-        access = self._writable(table)
+        access = self.writable(table)
         old = self.get(table, key)
         if old is None:
             return None
@@ -269,7 +269,7 @@ class View:
 
     def delete(self, table: str, key: Key) -> bool:
         """Delete the row with this primary key; False when there is none."""
-        access = self._writable(table)
+        access = self.writable(table)
         old = self.get(table, key)
         if old is None:
             return False
@@ -328,9 +328,7 @@ class View:
     # ---- access
 
     def writable(self, table: str) -> Access:
-        return self._writable(table)
-
-    def _writable(self, table: str) -> Access:
+        """The access to a table that is about to be written."""
         access = self.access.get(table) or self.undeclared(table)
         if not access.write:
             raise AccessError(
@@ -400,6 +398,3 @@ def taken_value(schema: TableSchema, index: SecondaryIndex, value: Any, owner: K
         key=key,
         value=value,
     )
-
-
-Condition = Callable[[Row], bool]
