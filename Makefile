@@ -6,7 +6,7 @@ ROUNDS ?= 200
 WORKERS ?= 2
 STAMP := .venv/.installed
 
-.PHONY: install demo test check sim crash bench clean help
+.PHONY: install demo test check sim crash spark bench profile clean help
 
 help:            ## show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 12
@@ -20,7 +20,7 @@ $(STAMP): pyproject.toml
 
 install: $(STAMP)  ## create .venv with the command at .venv/bin/tidegate
 
-demo: $(STAMP)   ## run the demonstration
+demo: $(STAMP)   ## the hospital, live (without a terminal: to the end by itself)
 	$(BIN)/tidegate demo
 
 test: $(STAMP)   ## the test-suite (what CI runs)
@@ -37,11 +37,18 @@ sim: $(STAMP)    ## N random apps x interleavings against the serial oracle: mak
 
 crash: $(STAMP)  ## 200 rounds of kills, and the slow recovery tests: ROUNDS=200
 	$(BIN)/tidegate crash-test --rounds $(ROUNDS)
-	$(BIN)/python -m pytest -m slow tests/recovery
+	$(BIN)/python -m pytest -m slow tests/recovery tests/kafka tests/hospital
 
-bench: $(STAMP)  ## the short benchmark set
-	$(BIN)/tidegate bench leaderboard
-	$(BIN)/tidegate bench kernel
+spark: $(STAMP)  ## the slow Spark tests: 50 kills in pipelines, a real cluster, a killed backfill
+	$(BIN)/python -m pytest -n 0 -m slow tests/spark tests/windows
+
+bench: $(STAMP)  ## the short benchmark set, with a report in benchmarks/results
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bench]'
+	$(BIN)/tidegate bench report
+
+profile: $(STAMP)  ## flame graphs of the leaderboard and the windows, in benchmarks/results
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bench]'
+	$(BIN)/tidegate bench profile
 
 clean:           ## remove the environment and caches
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

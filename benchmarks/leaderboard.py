@@ -1,4 +1,4 @@
-"""The S-Store leaderboard: how many votes a second, against the same logic on bare dictionaries in the same run."""
+"""The S-Store leaderboard: how many votes a second, beside the same logic on bare dictionaries and on other systems."""
 
 from __future__ import annotations
 
@@ -6,24 +6,44 @@ import gc
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from tidegate import App
+from tidegate.benchmarks.peers import compare
+from tidegate.benchmarks.peers.contest import Peer
 from tidegate.benchmarks.setting import setting
+from tidegate.dataflows.app import Recovery
 from tidegate.examples.leaderboard.app import leaderboard, start
 from tidegate.examples.leaderboard.reference import Contest, Vote, random_votes
 
 Progress = Callable[[str], None]
 
+VARIANTS: dict[str, tuple[Recovery, dict[str, Any]]] = {  # of an engine in a directory
+    "group commit, weak": ("weak", {}),
+    "group commit, strong": ("strong", {}),
+    "group commit, effects": ("effects", {}),
+    "sync always, weak": ("weak", {"sync": "always"}),
+    "sync off, weak": ("weak", {"sync": "off"}),
+    "group commit, weak, threads": ("weak", {"executor": "threads", "workers": 2}),
+}
+
 
 def bench(
-    votes: int = 30_000, rounds: int = 5, seed: int = 1, durable: bool = False, progress: Progress = lambda text: None
+    votes: int = 30_000,
+    rounds: int = 5,
+    seed: int = 1,
+    durable: bool = False,
+    variants: bool = False,
+    peers: Sequence[Peer] = (),
+    progress: Progress = lambda text: None,
 ) -> dict[str, Any]:
     """Medians over ``rounds`` alternating rounds. One vote is one batch and one nested transaction of up to three
     executions; ``feed`` is the bulk path, ``push`` makes a ticket for every vote and waits for none.
 
     ``durable``: the headline is an engine with a directory and group commit, everything acknowledged at the end.
+    ``variants``: and other settings of such an engine. ``peers``: and other systems, on the same votes.
     """
     cast = random_votes(votes, seed)
     seconds: dict[str, list[float]] = {"dicts": [], "feed": [], "push": []}
@@ -55,8 +75,32 @@ def bench(
         **{f"{name}_votes_per_s": round(1 / spent) for name, spent in per_vote.items()},
         "overhead_us_per_execution": round((per_vote[headline] - per_vote["dicts"]) * votes / executions * 1e6, 2),
         "correct": correct,
+        **({"variants": _variants(cast, contest, rounds, progress)} if variants else {}),
+        **({"peers": compare(peers, cast, min(rounds, 3), progress)} if peers else {}),
         **setting(),
     }
+
+
+def _variants(cast: list[Vote], contest: Contest, rounds: int, progress: Progress) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for name, (recovery, settings) in VARIANTS.items():
+        progress(name)
+        seconds = []
+        correct = True
+        for _ in range(rounds):
+            with (
+                tempfile.TemporaryDirectory(prefix="tidegate-bench-") as place,
+                start(_recovered(leaderboard(), recovery), place, **settings) as engine,
+            ):
+                seconds.append(_timed(partial(_push, engine, cast)))
+                correct &= final_state(engine) == reference_state(contest)
+        found[name] = {"push_votes_per_s": round(len(cast) / statistics.median(seconds)), "correct": correct}
+    return found
+
+
+def _recovered(app: App, recovery: Recovery) -> App:
+    app.recovery = recovery
+    return app
 
 
 def _feed(engine: Any, votes: list[Vote]) -> None:

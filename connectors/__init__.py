@@ -1,1 +1,1 @@
-"""Sinks for output streams: SQL and files (exactly once), webhooks and callbacks (at least once)."""
+"""Sources and sinks, a file each: users import the one they want; docs/how-to/connectors.md lists them."""

@@ -13,7 +13,7 @@ import io
 import json
 import os
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
@@ -33,47 +33,88 @@ DIGEST = b"tidegate.digest"
 class FileSink:
     """Writes each batch to ``directory/stream-key-batchid.format`` (``stream-batchid.format`` without key).
 
-    ``format``: ``"ndjson"`` (one JSON object per line), ``"csv"`` (with a header) or ``"parquet"``.
+    ``format``: ``"ndjson"`` (one JSON object per line), ``"csv"`` (with a header) or ``"parquet"``. ``partition_by``: columns
+    whose values name a subdirectory, ``ward=7/day=2026-01-02/``, as DuckDB and Spark read them; a batch is then a file in
+    each directory that it has rows for.
     """
 
     transactional = True
     at_once = 100  # they share one sync of the directory
 
-    def __init__(self, directory: str | Path, format: Format = "ndjson") -> None:
+    def __init__(
+        self, directory: str | Path, format: Format = "ndjson", *, partition_by: str | Sequence[str] = ()
+    ) -> None:
         if format not in WRITERS:
             raise SinkError(f"FileSink(format={format!r}): use one of {', '.join(WRITERS)}", sink=str(directory))
         self.directory = Path(directory)
         self.format = format
+        self.partition_by = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
 
     def open(self, name: str, relation: Relation) -> None:
         """Make the directory, and remove what an earlier process left half-written."""
+        if missing := [column for column in self.partition_by if column not in relation.index_of]:
+            raise SinkError(
+                f"FileSink(partition_by=…): stream {relation.name} has no column {', '.join(missing)}; it has "
+                f"{', '.join(relation.column_names)}",
+                sink=name,
+                stream=relation.name,
+            )
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            for left in self.directory.glob(f".{relation.name}-*.tmp"):
+            for left in self.directory.rglob(f".{relation.name}-*.tmp"):
                 left.unlink(missing_ok=True)
             _sync(self.directory.parent)
         except OSError as error:
             raise self._refused(relation.name, error) from error
 
     def path_of(self, batch: Batch) -> Path:
-        """Where the batch goes."""
+        """Where the batch goes; with partitions, where one of its parts goes."""
         key = "" if batch.key is None else f"-{_in_a_name(str(plain(batch.key)))}"
-        return self.directory / f"{batch.stream}{key}-{batch.id:020d}.{self.format}"
+        place = self.directory
+        for column in self.partition_by:
+            value = plain(batch.column(column)[0])
+            place /= f"{column}={'__HIVE_DEFAULT_PARTITION__' if value is None else _in_a_name(str(value))}"
+        return place / f"{batch.stream}{key}-{batch.id:020d}.{self.format}"
+
+    def _parts(self, batch: Batch) -> Iterable[Batch]:
+        """The batch, or one of the same id for each partition."""
+        if not self.partition_by:
+            return (batch,)
+        places = [batch.relation.index_of[column] for column in self.partition_by]
+        rows: dict[Any, list[Any]] = {}
+        for row in batch.rows:
+            rows.setdefault(tuple(row[place] for place in places), []).append(row)
+        return [Batch(batch.relation, batch.id, part, batch.key) for part in rows.values()]
 
     def send(self, batches: Sequence[Batch]) -> None:
         try:
+            touched = {self.directory}
             for batch in batches:
-                self._put(batch, self.path_of(batch))
-            _sync(self.directory)  # also when all were there: the rename may not be on disk yet
+                for part in self._parts(batch):
+                    path = self.path_of(part)
+                    touched |= self._made(path.parent)
+                    self._put(part, path)
+            for directory in touched:
+                _sync(directory)  # also when all were there: the rename may not be on disk yet
         except OSError as error:
             raise self._refused(batches[0].stream, error) from error
+
+    def _made(self, place: Path) -> set[Path]:
+        """The directories of a partition, made if need be. Ours is not: one that has vanished may have been a disk."""
+        found: set[Path] = set()
+        inner = self.directory
+        for name in place.relative_to(self.directory).parts:
+            inner /= name
+            inner.mkdir(exist_ok=True)
+            found.add(inner)
+        return found
 
     def _put(self, batch: Batch, path: Path) -> None:
         data = WRITERS[self.format](batch)
         if path.exists():
             self._check_same(batch, path, data)
             return
-        hidden = self.directory / f".{batch.stream}-{uuid.uuid4().hex}.tmp"  # no two processes write the same one
+        hidden = path.parent / f".{batch.stream}-{uuid.uuid4().hex}.tmp"  # no two processes write the same one
         try:
             with hidden.open("xb") as file:
                 file.write(data)

@@ -18,11 +18,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.exc import NoSuchTableError, SQLAlchemyError
+from sqlalchemy.exc import DataError, IntegrityError, NoSuchTableError, SQLAlchemyError
 
 from tidegate.connectors.plain import key_text
 from tidegate.connectors.sqltypes import converter, target_type
-from tidegate.errors import SinkError
+from tidegate.errors import SinkError, SinkRefused
 from tidegate.storage.schema import Relation
 from tidegate.streams.batch import Batch
 from tidegate.streams.border import digest
@@ -59,7 +59,7 @@ class SqlSink:
         self._schema = schema
         self._history = history
         self._owned = not isinstance(url, sa.Engine)
-        self._database = url if isinstance(url, sa.Engine) else _connect(url)
+        self._database = connect_database(url)
         self._shown = self._database.url.render_as_string(hide_password=True)
         metadata = sa.MetaData(schema=schema)
         self._sinks = sa.Table(
@@ -229,7 +229,8 @@ class SqlSink:
 
     def _refused(self, stream: str, error: SQLAlchemyError) -> SinkError:
         why = " ".join(str(getattr(error, "orig", None) or error).split()).rstrip(".")
-        return SinkError(
+        unwanted = isinstance(error, (DataError, IntegrityError)) and not error.connection_invalidated
+        return (SinkRefused if unwanted else SinkError)(
             f"{self._shown} did not take a batch of {stream} for table {self._table_name}: {why}. Check "
             "that the server is up and that the table takes these rows; the batch is kept and sent again",
             sink=self.name,
@@ -241,8 +242,10 @@ class SqlSink:
             self._database.dispose()
 
 
-def _connect(url: str | sa.URL) -> sa.Engine:
+def connect_database(url: str | sa.URL | sa.Engine) -> sa.Engine:
     """An engine for the address; ``postgresql://`` means psycopg 3."""
+    if isinstance(url, sa.Engine):
+        return url
     address = sa.make_url(url)
     settings: dict[str, Any] = {}
     if address.get_backend_name() == "postgresql":

@@ -11,11 +11,12 @@ from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
 
 from tidegate.connectors.plain import plain, plain_rows, stable_text
-from tidegate.errors import SinkError
+from tidegate.errors import SinkError, SinkRefused
 from tidegate.storage.schema import Relation
 from tidegate.streams.batch import Batch
 
 HEADER = "Tidegate-Batch"
+UNWANTED = {400, 413, 415, 422}  # answers about this request; others are about the server, or who may ask it
 
 
 class _NoRedirect(HTTPRedirectHandler):
@@ -68,12 +69,13 @@ class WebhookSink:
             with error:
                 said = error.read(200).decode(errors="replace").strip()
             hint = "; a redirect is not followed: give its target" if 300 <= error.code < 400 else ""
-            raise self._refused(batch, f"it answered {error.code} {error.reason} {said!r}{hint}") from error
+            why = f"it answered {error.code} {error.reason} {said!r}{hint}"
+            raise self._refused(batch, why, SinkRefused if error.code in UNWANTED else SinkError) from error
         except (OSError, HTTPException) as error:
             raise self._refused(batch, f"no answer within {self._timeout_s:g} s or no connection: {error}") from error
 
-    def _refused(self, batch: Batch, why: str) -> SinkError:
-        return SinkError(
+    def _refused(self, batch: Batch, why: str, kind: type[SinkError] = SinkError) -> SinkError:
+        return kind(
             f"{self.url} did not take {batch!r}: {why}. The batch is kept and sent again with {HEADER} "
             f"{stable_text(batch)}",
             sink=self.url,

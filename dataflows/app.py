@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from tidegate.dataflows.changelogs import declare_changelog
 from tidegate.dataflows.definitions import (
     Committed,
+    Either,
     Nested,
     OnFailure,
     Partition,
@@ -32,7 +34,7 @@ from tidegate.errors import DataError, DeclarationError
 from tidegate.storage.ddl import Scratch, from_sqlalchemy
 from tidegate.storage.schema import Relation, TableSchema
 from tidegate.storage.statements import Statement, prepare
-from tidegate.streams.windows import WindowSpec
+from tidegate.streams.windows.declared import Declared, window_relation
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -77,10 +79,11 @@ class App:
 
     # ---- tables and streams
 
-    def table(self, ddl: str | sa.Table, *, partition_by: Names = ()) -> str:
+    def table(self, ddl: str | sa.Table, *, partition_by: Names = (), changelog: bool = False) -> str:
         """Declare a table by CREATE TABLE text (CREATE INDEX may follow) or a SQLAlchemy ``Table``; returns its name.
 
-        ``partition_by``: columns whose value names a partition, the smallest thing that can be locked.
+        ``partition_by``: columns whose value names a partition, the smallest thing that can be locked. ``changelog``: its
+        committed changes are the output stream ``<table>_changes``, see :mod:`tidegate.changelog`.
         """
         if not isinstance(ddl, str) and not hasattr(ddl, "columns"):
             raise DeclarationError(f"app.table takes CREATE TABLE text or a SQLAlchemy Table, got {ddl!r}")
@@ -89,6 +92,8 @@ class App:
             schema = self.scratch.define_table(text, _names(partition_by))
             self._check_relation("table", schema)
         self.tables[schema.name] = schema
+        if changelog:
+            declare_changelog(self, schema.name)
         return schema.name
 
     def stream(
@@ -188,9 +193,10 @@ class App:
     def sql(self, statement: Any) -> Statement:
         """Prepare SQL text or a SQLAlchemy Core statement now, so that mistakes show now; run with ``txn.execute``."""
         relations = {name: stream.relation for name, stream in self.streams.items()}
+        streams = dict(relations)
         for procedure in self.procedures.values():
             for window_name, spec in procedure.windows.items():
-                relations.setdefault(window_name, Relation(window_name, self.streams[spec.stream].relation.columns))
+                relations.setdefault(window_name, window_relation(spec, streams, window_name))
         with self.scratch.lock:
             for name in relations.keys() - self.streams.keys():
                 self.scratch.define_window(relations[name])
@@ -210,11 +216,11 @@ class App:
     def procedure(
         self,
         *bare: Any,
-        inputs: Names = (),
+        inputs: Names | Either = (),
         outputs: Names = (),
         reads: Iterable[AccessLike] = (),
         writes: Iterable[AccessLike] = (),
-        windows: Mapping[str, WindowSpec] | None = None,
+        windows: Mapping[str, Declared] | None = None,
         retries: int = 0,
         on_failure: OnFailure = "halt",
         deadline_s: float | None = None,
@@ -223,8 +229,8 @@ class App:
         """Declare a plain function as a stored procedure: ``@app.procedure(…)``. The function itself stays as it is.
 
         With ``inputs`` it is a *streaming* procedure, called ``function(txn, batch, …)`` with one batch per input, all
-        of the same batch-id. Without, it is an *OLTP* procedure, called ``function(txn, *arguments)`` by
-        ``engine.call``.
+        of the same batch-id; with ``inputs=either(…)`` it runs for each batch of any of them. Without inputs, it is an
+        *OLTP* procedure, called ``function(txn, *arguments)`` by ``engine.call``.
 
         ``reads``/``writes``: tables it touches; ``partition(table)`` narrows to the batch's key. Writing includes reading.
         ``retries`` and ``on_failure``: what an unexpected exception leads to: after so many retries the dataflow halts
@@ -241,7 +247,7 @@ class App:
                 Procedure(
                     name=name,
                     function=function,
-                    inputs=_names(inputs),
+                    inputs=inputs.streams if isinstance(inputs, Either) else _names(inputs),
                     outputs=_names(outputs),
                     access=self._access(name, reads, writes),
                     windows=dict(windows or {}),
@@ -249,6 +255,7 @@ class App:
                     on_failure=on_failure,
                     deadline_s=deadline_s,
                     prefetch=dict(prefetch or {}),
+                    either=isinstance(inputs, Either),
                 )
             )
             return function

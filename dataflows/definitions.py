@@ -9,7 +9,7 @@ from typing import Any, Literal
 from tidegate.errors import DeclarationError
 from tidegate.storage.schema import Relation
 from tidegate.storage.statements import Statement
-from tidegate.streams.windows import WindowSpec
+from tidegate.streams.windows.declared import Declared
 
 OnFailure = Literal["halt", "dead_letter"]
 
@@ -28,6 +28,7 @@ class Stream:
     key: str | None = None
     deadline_s: float | None = None
     default: tuple[dict[str, Any], ...] = ()
+    changelog_of: str | None = None  # the table whose committed changes it has; no procedure emits to it
 
     @property
     def awaited(self) -> bool:
@@ -85,20 +86,43 @@ def committed(table: str) -> Committed:
     return Committed(table)
 
 
+@dataclass(frozen=True)
+class Either:
+    """See :func:`either`."""
+
+    streams: tuple[str, ...]
+
+
+def either(*streams: str) -> Either:
+    """In ``inputs=``: the procedure runs once for each batch of any of these streams, in the order in which they came in.
+
+    Its function gets one batch per stream as always, those that are not there as empty ones. What it emits is numbered by
+    the sequence number of the execution, because the batch-ids of its inputs have nothing to do with each other.
+
+    >>> either("orders", "payments").streams
+    ('orders', 'payments')
+    """
+    return Either(streams)
+
+
 @dataclass(frozen=True, eq=False)
 class Procedure:
-    """A stored procedure: started by batches on ``inputs`` (streaming) or called by clients (OLTP, no inputs)."""
+    """A stored procedure: started by batches on ``inputs`` (streaming) or called by clients (OLTP, no inputs).
+
+    ``either``: a batch of one of the inputs starts it; otherwise it needs a batch of the same id on each.
+    """
 
     name: str
     function: Callable[..., Any]
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     access: tuple[TableAccess, ...] = ()
-    windows: dict[str, WindowSpec] = field(default_factory=dict)
+    windows: dict[str, Declared] = field(default_factory=dict)
     retries: int = 0
     on_failure: OnFailure = "halt"
     deadline_s: float | None = None
     prefetch: dict[str, str] = field(default_factory=dict)
+    either: bool = False
 
     @property
     def streaming(self) -> bool:

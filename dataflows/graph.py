@@ -7,11 +7,14 @@ ranks, the members of a group standing next to each other. A unit therefore neve
 A unit's *ancestors* are the border streams whose batch with the same batch-id it needs before it can be placed in the
 order: it gets the sequence number of the last of them to arrive. An awaited stream (one with a deadline) read inside a
 nested transaction is no ancestor: the transaction opens without it and waits.
+
+An *either*-unit needs only one of its inputs, so any of its ancestors places it. The ids of its inputs are independent of
+each other; its own executions, and those of all units behind it, are numbered by the sequence number instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -35,6 +38,8 @@ class Unit:
     outputs: tuple[str, ...]  # streams its members emit
     ancestors: frozenset[str]
     access: tuple[TableAccess, ...]  # union over its members and their triggers
+    either: bool = False  # does a batch on one of its inputs do?
+    numbered_by: str | None = None  # the either-unit that it is, or stands behind: its batch-ids are sequence numbers
 
     @property
     def nested(self) -> bool:
@@ -51,6 +56,7 @@ class Graph:
     oltp: dict[str, Unit] = field(init=False, default_factory=dict)
     caused_by: dict[str, list[Unit]] = field(init=False, default_factory=dict)  # border stream -> units, by rank
     consumers: dict[str, list[Unit]] = field(init=False, default_factory=dict)  # stream -> units that read it
+    producer_of: dict[str, str] = field(init=False, default_factory=dict)  # interior stream -> the unit that emits it
     keyed: dict[str, str | None] = field(init=False, default_factory=dict)  # stream -> type of its key, as SQL
     access_of: dict[str, tuple[TableAccess, ...]] = field(init=False, default_factory=dict)
 
@@ -132,6 +138,7 @@ class Graph:
 
     def _build_units(self, nodes: list[str]) -> None:
         ancestors: dict[str, frozenset[str]] = {}  # interior stream -> border streams behind it
+        numbered: dict[str, str | None] = {}  # stream -> the either-unit whose number its batches bear
         next_rank: dict[str, int] = {}
         names = self._dataflow_names(nodes)
         for node in nodes:
@@ -151,6 +158,11 @@ class Graph:
                 )
             if len(members) > 1:
                 self._check_waits(node, members, inside, ancestors, behind)
+            either = any(member.either for member in members)
+            asking = [s for s in inputs if not self._stream(s).awaited]
+            number = node if either else self._numbered(node, asking, numbered)
+            for stream in awaited:
+                self._check_asked_by(node, stream, number, numbered)
             dataflow = names[node]
             rank = next_rank.get(dataflow, 0)
             next_rank[dataflow] = rank + len(members)
@@ -164,14 +176,50 @@ class Graph:
                 tuple(s for member in members for s in member.outputs),
                 behind,
                 _union(access for member in members for access in self.access_of[member.name]),
+                either,
+                number,
             )
             self.units.append(unit)
             for stream in unit.outputs:
                 ancestors[stream] = behind
+                numbered[stream] = number
+                self.producer_of[stream] = node
             for stream in (*unit.inputs, *unit.awaited):
                 self.consumers.setdefault(stream, []).append(unit)
             for stream in behind:
                 self.caused_by.setdefault(stream, []).append(unit)
+
+    def _numbered(self, node: str, inputs: list[str], numbered: dict[str, str | None]) -> str | None:
+        """The either-unit whose number the batches of these inputs bear; None: they have the ids of border batches."""
+        numbers = {stream: numbered.get(stream) for stream in inputs}
+        if len(set(numbers.values())) > 1:
+            behind, by = next((s, n) for s, n in numbers.items() if n is not None)
+            other = next(s for s, n in numbers.items() if n != by)
+            raise DeclarationError(
+                f"{node} needs batches of the same id on {behind} and {other}, but {behind} is behind {by}, which has "
+                f"inputs=either(…) and numbers its batches anew, and {other} has its ids from "
+                f"{numbers[other] or 'border batches'}: they never mean the same. Give {node} inputs=either(…) too, or take "
+                f"both from behind {by}",
+                procedure=node,
+            )
+        return next(iter(numbers.values()), None)
+
+    def _check_asked_by(self, node: str, stream: str, number: str | None, numbered: dict[str, str | None]) -> None:
+        """An answer names its question by batch-id: all who wait on a stream must number alike."""
+        if numbered.setdefault(stream, number) != number:
+            raise DeclarationError(
+                f"stream {stream} answers questions of {node} and of others whose batches are numbered differently (by "
+                f"{number or numbered[stream]}, which has inputs=either(…)); give each a stream for its answers",
+                stream=stream,
+            )
+
+    def placed_by(self, unit: Unit, stream: str, placed: Container[str]) -> list[str] | None:
+        """Of a unit with a number of its own: the inputs that a batch on border ``stream`` may bring to it, when it has
+        caused executions of the units ``placed``; None when it brings nothing.
+        """
+        if not unit.either:
+            return list(unit.inputs) if unit.numbered_by in placed else None
+        return [s for s in unit.inputs if s == stream or self.producer_of.get(s) in placed] or None
 
     def _in_rank_order(self, node: str) -> list[Procedure]:
         members = self._members(node)
@@ -242,7 +290,7 @@ class Graph:
                     f"border stream {stream.name} is read by no procedure: what is pushed to it would be lost",
                     stream=stream.name,
                 )
-            if not stream.border and stream.name not in self._producer:
+            if not stream.border and stream.name not in self._producer and stream.changelog_of is None:
                 raise DeclarationError(
                     f"stream {stream.name} has no producer; name it in some procedure's outputs, or declare it with "
                     f"border=True if it is fed from outside",
@@ -264,6 +312,13 @@ class Graph:
         for group in self.app.nested_groups.values():
             members = [self.app.procedures[name] for name in group.members]
             for member in members:
+                if member.either:
+                    raise DeclarationError(
+                        f"nested transaction {group.name}: {member.name} has inputs=either(…) and is a transaction of its own: "
+                        f"its batches don't have the ids of the others'. Take it out of the nested transaction",
+                        nested=group.name,
+                        procedure=member.name,
+                    )
                 if not member.streaming:
                     raise DeclarationError(
                         f"nested transaction {group.name}: {member.name} is an OLTP procedure; it is a transaction of its own"
@@ -294,9 +349,14 @@ class Graph:
                 kinds = {stream: self.keyed.get(stream) for stream in procedure.inputs if stream in self.keyed}
                 if len(set(kinds.values())) > 1:
                     told = ", ".join(f"{s} by {k or 'nothing'}" for s, k in kinds.items())
+                    why = (
+                        "one key has no meaning for the other"
+                        if procedure.either
+                        else "batches with the same id could not be matched"
+                    )
                     raise DeclarationError(
-                        f"procedure {procedure.name}: its inputs are keyed differently ({told}); batches with the same id "
-                        f"could not be matched. Key them by columns of the same type",
+                        f"procedure {procedure.name}: its inputs are keyed differently ({told}); {why}. "
+                        f"Key them by columns of the same type",
                         procedure=procedure.name,
                     )
                 kind = next(iter(kinds.values()), None)

@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING
 
 from tidegate.dataflows.definitions import Procedure, check_name
 from tidegate.errors import DeclarationError
-from tidegate.streams.windows import WindowSpec
+from tidegate.streams.windows import WindowSpec, result_relation
+from tidegate.streams.windows.checks import check_columns
+from tidegate.streams.windows.joins import JoinSpec, check_join
+from tidegate.streams.windows.patterns import check as check_pattern
 
 if TYPE_CHECKING:
     from tidegate.dataflows.app import App
@@ -27,7 +30,17 @@ def check_inputs(app: App, procedure: Procedure) -> None:
     for name in procedure.inputs:
         if name not in app.streams:
             raise unknown(f"procedure {procedure.name}, inputs", "stream", name, app.streams)
+        if app.streams[name].changelog_of is not None:
+            raise DeclarationError(
+                f"procedure {procedure.name} reads {name}, the changelog of {app.streams[name].changelog_of}: it is an output. "
+                f"Declare a border stream with its columns, key='row_key', and deliver the changelog there "
+                f"(tidegate.connectors.engine_sink)",
+                procedure=procedure.name,
+                stream=name,
+            )
     _no_repeats(procedure, "inputs", procedure.inputs)
+    if procedure.either:
+        _check_either(app, procedure)
     if procedure.outputs and not procedure.inputs:
         raise DeclarationError(
             f"procedure {procedure.name} has outputs but no inputs: only a batch has an id to emit under. "
@@ -36,6 +49,23 @@ def check_inputs(app: App, procedure: Procedure) -> None:
         )
     if procedure.windows and not procedure.inputs:
         raise DeclarationError(f"procedure {procedure.name} has windows but no input stream", procedure=procedure.name)
+
+
+def _check_either(app: App, procedure: Procedure) -> None:
+    if len(procedure.inputs) < 2:
+        raise DeclarationError(
+            f"procedure {procedure.name}: either(…) is for two or more streams, got {len(procedure.inputs)}; "
+            f"with one input every batch starts it anyway",
+            procedure=procedure.name,
+        )
+    for name in procedure.inputs:
+        if app.streams[name].awaited:
+            raise DeclarationError(
+                f"procedure {procedure.name}: stream {name} has a deadline: it answers questions of nested transactions, and "
+                f"either(…) starts a transaction of its own. Declare the stream without deadline_s= and default=",
+                procedure=procedure.name,
+                stream=name,
+            )
 
 
 def check_outputs(app: App, procedure: Procedure) -> None:
@@ -47,6 +77,13 @@ def check_outputs(app: App, procedure: Procedure) -> None:
             raise DeclarationError(
                 f"procedure {procedure.name} emits to border stream {name}, which is fed from outside; "
                 f"declare the stream without border=True",
+                procedure=procedure.name,
+                stream=name,
+            )
+        if app.streams[name].changelog_of is not None:
+            raise DeclarationError(
+                f"procedure {procedure.name} emits to {name}, which has the changes of table "
+                f"{app.streams[name].changelog_of} and nothing else; change the table instead",
                 procedure=procedure.name,
                 stream=name,
             )
@@ -88,20 +125,31 @@ def check_access(app: App, procedure: Procedure) -> None:
 
 def check_windows(app: App, procedure: Procedure) -> None:
     for name, spec in procedure.windows.items():
-        if not isinstance(spec, WindowSpec):
+        if not isinstance(spec, (WindowSpec, JoinSpec)):
             raise DeclarationError(
-                f"procedure {procedure.name}: window {name!r} must be tidegate.window(…), got {spec!r}",
+                f"procedure {procedure.name}: window {name!r} must be tidegate.window(…) or tidegate.join(…), got {spec!r}",
                 procedure=procedure.name,
             )
-        if spec.stream not in procedure.inputs:
-            raise DeclarationError(
-                f"procedure {procedure.name}: window {name} is over stream {spec.stream!r}, which is not one of its "
-                f"inputs ({', '.join(procedure.inputs)}); a window is private to the procedure that reads the stream",
-                procedure=procedure.name,
-            )
+        for stream in spec.streams:
+            if stream not in procedure.inputs:
+                raise DeclarationError(
+                    f"procedure {procedure.name}: window {name} is over stream {stream!r}, which is not one of its "
+                    f"inputs ({', '.join(procedure.inputs)}); a window is private to the procedure that reads the stream",
+                    procedure=procedure.name,
+                )
         check_name(f"procedure {procedure.name}: window", name)
         if name in app.tables or name in app.streams:
             raise DeclarationError(f"procedure {procedure.name}: window name {name!r} is taken by a table or stream")
+        if isinstance(spec, JoinSpec):
+            left, right = (app.streams[stream].relation for stream in spec.streams)
+            check_join(spec, left, right, f"procedure {procedure.name}: join {name}")
+            continue
+        relation = app.streams[spec.stream].relation
+        check_columns(spec, relation, f"procedure {procedure.name}: window {name}")
+        if spec.compute is not None:
+            result_relation(spec, relation, name)
+            if spec.pattern is not None:
+                check_pattern(spec.pattern, spec, spec.compute, keyed=app.streams[spec.stream].key is not None)
 
 
 def check_signature(app: App, procedure: Procedure) -> None:

@@ -12,7 +12,7 @@ import json
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import duckdb
 import pyarrow as pa
@@ -24,6 +24,14 @@ from tidegate.storage.versions import Changes
 
 META = "tidegate_meta"
 BASE_SCHEMA = "tidegate_base"
+BATCH_ROWS = 50_000  # of a whole table read as Arrow
+
+
+class Delta(NamedTuple):
+    """What a merge changed in one table, as Arrow: keys that were there before, and rows that are there now."""
+
+    deleted: pa.Table | None
+    inserted: pa.Table | None
 
 
 class Base:
@@ -92,9 +100,22 @@ class Base:
         while rows := result.fetchmany(10_000):
             yield from stored_rows(schema, rows)
 
+    def batches(self, schema: TableSchema) -> Iterator[pa.RecordBatch]:
+        """Every row of the table, as Arrow."""
+        cursor = self.cursor()
+        try:
+            yield from cursor.sql(f"SELECT * FROM {base_name(schema)}").to_arrow_reader(BATCH_ROWS)
+        finally:
+            cursor.close()
+
+    def sequence(self) -> int:
+        """The sequence number the merged state stands for; 0 before the first merge."""
+        found = self.cursor().execute(f"SELECT value FROM {META} WHERE name = 'sequence'").fetchall()
+        return int(found[0][0]) if found else 0
+
     def fetch(self, schema: TableSchema, keys: Sequence[Key]) -> dict[Key, Row]:
         """The rows with these keys, in one query."""
-        rows = self._matching(schema, schema.primary_key, self._key_table(schema, keys))
+        rows = self._matching(schema, schema.primary_key, arrow_keys(schema, keys))
         return {schema.key_of(row): row for row in rows}
 
     def find(self, schema: TableSchema, columns: Sequence[str], values: Sequence[Any]) -> list[Row]:
@@ -111,16 +132,24 @@ class Base:
 
     # ---- writing
 
-    def merge(self, changes: Mapping[TableSchema, Changes], meta: Mapping[str, Any]) -> None:
-        """Fold ``changes`` and ``meta`` into the base; visible after :meth:`publish`, all or nothing."""
+    def merge(self, changes: Mapping[TableSchema, Changes], meta: Mapping[str, Any]) -> dict[TableSchema, Delta]:
+        """Fold ``changes`` and ``meta`` into the base; visible after :meth:`publish`, all or nothing.
+
+        Returns the changes as they travelled to DuckDB, for others who keep a copy.
+        """
         connection = self.connection
         connection.execute("BEGIN TRANSACTION")
+        deltas = {}
         try:
             for schema, change in changes.items():
-                if change.deleted:
-                    self._delete(schema, change.deleted)
-                if change.inserted:
-                    self._insert(schema, change.inserted)
+                delta = deltas[schema] = Delta(
+                    arrow_keys(schema, change.deleted) if change.deleted else None,
+                    arrow_table(schema, change.inserted) if change.inserted else None,
+                )
+                if delta.deleted is not None:
+                    self._delete(schema, delta.deleted)
+                if delta.inserted is not None:
+                    self._insert(schema, delta.inserted)
             if meta:
                 names, texts = list(meta), [json.dumps(value) for value in meta.values()]
                 connection.execute(f"DELETE FROM {META} WHERE list_contains(?, name)", [names])
@@ -131,6 +160,7 @@ class Base:
         except BaseException:
             self.roll_back()
             raise
+        return deltas
 
     def publish(self) -> None:
         """Commit what :meth:`merge` wrote. The caller holds ``gate`` and forgets the merged changes under it."""
@@ -148,22 +178,17 @@ class Base:
         except duckdb.Error:
             pass  # it has rolled back by itself
 
-    def _delete(self, schema: TableSchema, keys: Sequence[Key]) -> None:
-        self.connection.register("merge_keys", self._key_table(schema, keys))
+    def _delete(self, schema: TableSchema, keys: pa.Table) -> None:
+        self.connection.register("merge_keys", keys)
         on = " AND ".join(f"t.{quote(n)} = {_cast('k', schema.column(n))}" for n in schema.primary_key)
         self.connection.execute(f"DELETE FROM {base_name(schema)} t USING merge_keys k WHERE {on}")
         self.connection.unregister("merge_keys")
 
-    def _insert(self, schema: TableSchema, rows: Sequence[Row]) -> None:
-        self.connection.register("merge_rows", arrow_table(schema, rows))
+    def _insert(self, schema: TableSchema, rows: pa.Table) -> None:
+        self.connection.register("merge_rows", rows)
         columns = ", ".join(_cast("r", column) for column in schema.columns)
         self.connection.execute(f"INSERT INTO {base_name(schema)} SELECT {columns} FROM merge_rows r")
         self.connection.unregister("merge_rows")
-
-    def _key_table(self, schema: TableSchema, keys: Sequence[Key]) -> pa.Table:
-        key_columns = tuple(schema.column(name) for name in schema.primary_key)
-        rows = [(key,) for key in keys] if len(key_columns) == 1 else keys
-        return arrow_columns(key_columns, rows)
 
     def read_meta(self) -> dict[str, Any]:
         return {name: json.loads(value) for name, value in self.connection.execute(f"FROM {META}").fetchall()}
@@ -197,6 +222,12 @@ def base_name(schema: TableSchema) -> str:
 def arrow_table(relation: Relation, rows: Sequence[Row]) -> pa.Table:
     """Rows as Arrow, in transport types; SQL that reads it casts each column to its declared type."""
     return arrow_columns(relation.columns, rows)
+
+
+def arrow_keys(schema: TableSchema, keys: Sequence[Key]) -> pa.Table:
+    """Keys as Arrow, in transport types: one column for each part of the primary key."""
+    key_columns = tuple(schema.column(name) for name in schema.primary_key)
+    return arrow_columns(key_columns, [(key,) for key in keys] if len(key_columns) == 1 else keys)
 
 
 def arrow_columns(columns: Sequence[Column], rows: Sequence[Row]) -> pa.Table:

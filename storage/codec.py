@@ -7,6 +7,7 @@ import datetime as dt
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -87,12 +88,24 @@ class RowCodec:
     """
 
     def __init__(self, relation: Relation) -> None:
-        self._make: Callable[[Iterable[Any]], Row] = relation.row._make
+        self._make: Callable[[Iterable[Any]], Row] = partial(tuple.__new__, relation.row)
         self._width = len(relation.columns)
         self._decoders = [(i, _decoder(c.type)) for i, c in enumerate(relation.columns) if not _plain(c.type)]
+        self._direct = None if self._decoders else msgspec.msgpack.Decoder(list[relation.row])  # type: ignore[name-defined]
+
+    def read(self, packed: bytes | msgspec.Raw) -> list[Row]:
+        """Rows as stored, from their bytes."""
+        if self._direct is not None:
+            try:
+                return self._direct.decode(packed)
+            except msgspec.ValidationError:
+                pass  # narrower than now
+        return self.unpack(msgspec.msgpack.decode(packed))
 
     def unpack(self, rows: Sequence[Sequence[Any]]) -> list[Row]:
-        """Rows as stored, from rows as read."""
+        """Rows as stored, from rows as read. Those written together are equally wide."""
+        if not self._decoders and rows and len(rows[0]) == self._width:
+            return list(map(self._make, rows))
         found = []
         for row in rows:
             if len(row) < self._width or self._decoders:

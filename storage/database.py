@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tidegate.crashpoints import crash_point
-from tidegate.storage.base import Base
+from tidegate.storage.base import Base, Delta
 from tidegate.storage.constraints import Checks, Default, prepare_default
 from tidegate.storage.overlay import Session
 from tidegate.storage.schema import Column, Key, Row, TableSchema
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 
 Readers = Callable[[str], tuple[Sequence[int], Sequence[int]]]
+
+# told of every merge, in order, after it was published: what it changed and the facts stored with it
+MergeListener = Callable[[Mapping[TableSchema, Delta], Mapping[str, Any]], None]
 
 
 class Database:
@@ -42,6 +45,7 @@ class Database:
         self.tables: dict[str, VersionedTable] = {}
         self.commits = 0
         self.concurrent = False  # set when several threads use it: readers then fix a snapshot, see Base.gate
+        self.merge_listeners: list[MergeListener] = []
         self._too_large: dict[str, int] = {}  # tables that did not fit in memory -> number of merges at that time
         self._loading = threading.Lock()
         self._local = threading.local()
@@ -122,7 +126,7 @@ class Database:
             changes = {table.schema: table.take_changes() for table in self.tables.values() if table.dirty}
         try:
             crash_point("merge-before-write")
-            self.base.merge(changes, facts)
+            deltas = self.base.merge(changes, facts)
             before_publish()
             crash_point("merge-before-commit")
             with self.base.gate:
@@ -141,6 +145,8 @@ class Database:
             for table in self.tables.values():
                 table.trim(open_positions(table.name), open_commits())
                 table.evict(self.cached_rows)
+        for listener in self.merge_listeners:
+            listener(deltas, facts)
         return sum(len(change.inserted) + len(change.deleted) for change in changes.values())
 
     # ---- DuckDB for SQL in procedures

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from sqlglot import exp
+import sqlglot
+from sqlglot import TokenType, exp
 
 from tidegate.errors import StatementError
 
@@ -62,6 +63,24 @@ class Parameters:
             if self.defaults:
                 expected += f" (and optionally {', '.join(map(repr, self.defaults))})"
         return StatementError(f"this statement takes {expected}; got {given}\n  {self.sql}", sql=self.sql)
+
+
+def for_sqlglot(sql: str) -> str:
+    """With a space at the end: sqlglot loses its place in a text that ends in ``''``, once it has looked in vain for the end of
+    a ``$tag$``, which a parameter may be.
+    """
+    return f"{sql} "
+
+
+def in_text_order(sql: str) -> str:
+    """``sql`` with every ``?`` replaced by ``$1``, ``$2``, …: in a syntax tree they stand in another order than in the text."""
+    tokens = sqlglot.tokenize(for_sqlglot(sql), dialect="duckdb")
+    marks = [token for token in tokens if token.token_type is TokenType.PLACEHOLDER]
+    if any(token.token_type is TokenType.PARAMETER for token in tokens):
+        return sql  # a mixture, which is refused
+    for number, token in reversed(list(enumerate(marks, 1))):
+        sql = f"{sql[: token.start]}${number}{sql[token.end + 1 :]}"
+    return sql
 
 
 def number_parameters(tree: exp.Expression, sql: str) -> tuple[list[str], bool]:

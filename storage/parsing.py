@@ -18,7 +18,7 @@ from sqlglot.dialects.duckdb import DuckDB
 
 from tidegate.errors import StatementError
 from tidegate.storage.ddl import Scratch
-from tidegate.storage.parameters import Parameters, number_parameters
+from tidegate.storage.parameters import Parameters, for_sqlglot, in_text_order, number_parameters
 from tidegate.storage.schema import Relation, TableSchema
 
 _DuckDBParser: Any = DuckDB.Parser
@@ -183,7 +183,7 @@ def _kind(sql: str, connection: duckdb.DuckDBPyConnection) -> str:
 
 def _tree(sql: str) -> exp.Expression:
     try:
-        tree = sqlglot.parse_one(sql, dialect=_Verbatim)
+        tree = sqlglot.parse_one(for_sqlglot(in_text_order(sql)), dialect=_Verbatim)
     except sqlglot.errors.SqlglotError as error:
         raise StatementError(
             f"this SQL is valid for DuckDB, but tidegate can't analyse it: {error}\n  {sql}", sql=sql

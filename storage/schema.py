@@ -9,12 +9,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
+from uuid import UUID
 
 from tidegate.errors import ConstraintError, DataError, DeclarationError
 from tidegate.storage.types import ColumnType
 
 Row = tuple[Any, ...]
 Key = Any  # the value of a one-column primary key, or the tuple of a longer one
+Conform = Callable[..., Row]
+Change = Callable[[Row, Mapping[str, Any]], Row]
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,9 @@ class Relation:
 
     Rows are named tuples, immutable, shared between versions: ``row.votes`` and ``row[2]`` both work. A column whose
     name is no Python identifier is reached by position.
+
+    ``conform(values, defaults)``: the stored row for ``values`` (a sequence in column order, or a mapping by name), types and
+    NOT NULL checked.
     """
 
     name: str
@@ -57,16 +63,14 @@ class Relation:
     row: Any = field(init=False, repr=False)
     index_of: dict[str, int] = field(init=False, repr=False)
     required: tuple[int, ...] = field(init=False, repr=False)  # places of the NOT NULL columns
-    coercers: tuple[Callable[[Any], Any], ...] = field(init=False, repr=False)
-    _fast: Callable[[Sequence[Any]], Row | None] = field(init=False, repr=False)
+    conform: Conform = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         names = [column.name for column in self.columns]
         object.__setattr__(self, "row", row_class(self.name, names))
         object.__setattr__(self, "index_of", {name: i for i, name in enumerate(names)})
         object.__setattr__(self, "required", tuple(i for i, c in enumerate(self.columns) if not c.nullable))
-        object.__setattr__(self, "coercers", tuple(column.type.coerce for column in self.columns))
-        object.__setattr__(self, "_fast", _fast_conform(self.columns, self.row))
+        object.__setattr__(self, "conform", _fast_conform(self.columns, self.row, self._conform_slowly))
 
     @property
     def column_names(self) -> list[str]:
@@ -81,13 +85,9 @@ class Relation:
             )
         return self.columns[self.index_of[name]]
 
-    def conform(self, values: Any, defaults: Callable[[Column], Any] | None = None) -> Row:
-        """The stored row for ``values`` (a sequence in column order, or a mapping by name): types and NOT NULL checked."""
-        if isinstance(values, (tuple, list)):
-            row = self._fast(values)
-            if row is not None:
-                return row
-        elif isinstance(values, Mapping):
+    def _conform_slowly(self, values: Any, defaults: Callable[[Column], Any] | None = None) -> Row:
+        """``conform`` for values that have to be converted, named or refused."""
+        if isinstance(values, Mapping):
             values = self._from_mapping(values, defaults)
         if isinstance(values, str) or not isinstance(values, Sequence):
             raise DataError(
@@ -161,6 +161,8 @@ class TableSchema(Relation):
 
     The primary key and every unique constraint of a partitioned table contain the partition columns: then the rows of
     one partition can be checked without looking at another, and a lock on the partition is enough.
+
+    ``conform_key(key)``: the stored form of a key given by a user, or a DataError naming table, column and value.
     """
 
     primary_key: tuple[str, ...] = ()
@@ -169,7 +171,9 @@ class TableSchema(Relation):
     partition_by: tuple[str, ...] = ()
     key_of: Callable[[Row], Key] = field(init=False, repr=False)
     key_indexes: tuple[int, ...] = field(init=False, repr=False)
+    conform_key: Callable[[Key], Key] = field(init=False, repr=False)
     _partition_of_key: Callable[[Key], tuple[Any, ...]] = field(init=False, repr=False)
+    _changes: dict[tuple[str, ...], Change] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -177,6 +181,8 @@ class TableSchema(Relation):
         key_indexes = tuple(self.index_of[name] for name in self.primary_key)
         object.__setattr__(self, "key_indexes", key_indexes)
         object.__setattr__(self, "key_of", itemgetter(*key_indexes))
+        columns = [self.columns[i] for i in key_indexes]
+        object.__setattr__(self, "conform_key", _fast_conform_key(columns, self._conform_key_slowly))
         places = [self.primary_key.index(name) for name in self.partition_by]
         single = len(self.primary_key) == 1
         object.__setattr__(
@@ -210,17 +216,21 @@ class TableSchema(Relation):
 
     def changed(self, row: Row, changes: Mapping[str, Any]) -> Row:
         """``row`` with these columns changed: types and NOT NULL checked, key columns refused."""
+        names = tuple(changes)
+        change = self._changes.get(names)
+        if change is None:
+            change = self._changes[names] = _fast_change(self, names)
+        return change(row, changes)
+
+    def changed_slowly(self, row: Row, changes: Mapping[str, Any]) -> Row:
+        """``changed`` for values that have to be converted or refused."""
         fields = list(row)
         for name, value in changes.items():
             place = self.index_of.get(name, -1)
             if value is None or place < 0 or place in self.key_indexes:
                 fields[place] = self._check_change(name, value)
             else:
-                try:
-                    fields[place] = self.coercers[place](value)
-                except (ValueError, TypeError, OverflowError):
-                    self.check_value(self.columns[place], value)
-                    raise
+                fields[place] = self.check_value(self.columns[place], value)
         return tuple.__new__(self.row, fields)
 
     def _check_change(self, name: str, value: Any) -> Any:
@@ -241,8 +251,8 @@ class TableSchema(Relation):
         """The partition a key belongs to: the values of the ``partition_by`` columns."""
         return self._partition_of_key(key)
 
-    def conform_key(self, key: Key) -> Key:
-        """The stored form of a key given by a user, or a DataError naming table, column and value."""
+    def _conform_key_slowly(self, key: Key) -> Key:
+        """``conform_key`` for keys that have to be converted or refused."""
         if len(self.primary_key) == 1:
             return self._key_part(self.primary_key[0], key)
         if not isinstance(key, tuple) or len(key) != len(self.primary_key):
@@ -273,34 +283,75 @@ _RECOGNISED = {
     "date": "type({v}) is date",
     "interval": "type({v}) is timedelta",
     "blob": "type({v}) is bytes",
+    "time": "type({v}) is time",
+    "uuid": "type({v}) is UUID",
     "timestamp": "type({v}) is datetime and {v}.tzinfo is None",
 }
 
 
-def _fast_conform(columns: Sequence[Column], row: Any) -> Callable[[Sequence[Any]], Row | None]:
-    """A function that makes the row when every value is in its stored form already, and returns None otherwise.
+def _recognised(column: Column, name: str) -> str:
+    """Source that tests whether the variable ``name`` holds a value of ``column`` in its stored form."""
+    kind = column.type
+    known = f"type({name}) is float" if kind.sql == "DOUBLE" else _RECOGNISED.get(kind.family, "False")
+    test = known.format(v=name, low=kind.low, high=kind.high)
+    return f"({name} is None or {test})" if column.nullable else test
+
+
+_SCOPE = {"date": dt.date, "datetime": dt.datetime, "timedelta": dt.timedelta, "time": dt.time, "UUID": UUID}
+
+
+def _fast_conform(columns: Sequence[Column], row: Any, slowly: Conform) -> Conform:
+    """A function that makes the row at once when every value is in its stored form already.
 
     Generated, because every row that enters or is written passes here: one test per column, no calls. What it does not
-    recognise is left to the slow path, which converts or explains.
+    recognise is left to ``slowly``, which converts or explains.
     """
     names = [f"v{i}" for i in range(len(columns))]
-    tests = []
-    for name, column in zip(names, columns, strict=True):
-        kind = column.type
-        known = f"type({name}) is float" if kind.sql == "DOUBLE" else _RECOGNISED.get(kind.family, "False")
-        test = known.format(v=name, low=kind.low, high=kind.high)
-        tests.append(f"({name} is None or {test})" if column.nullable else test)
+    tests = [_recognised(column, name) for name, column in zip(names, columns, strict=True)]
     source = (
-        f"def fast(values):\n"
-        f"    if len(values) == {len(columns)}:\n"
+        f"def conform(values, defaults=None):\n"
+        f"    if isinstance(values, rows) and len(values) == {len(columns)}:\n"
         f"        {', '.join(names)}, = values\n"
         f"        if {' and '.join(tests)}:\n"
-        f"            return new(row, values)\n"
+        f"            return new(row, ({', '.join(names)},))\n"
+        f"    return slowly(values, defaults)\n"
     )
-    scope: dict[str, Any] = {"new": tuple.__new__, "row": row}
-    scope.update(date=dt.date, datetime=dt.datetime, timedelta=dt.timedelta)
+    scope: dict[str, Any] = {**_SCOPE, "new": tuple.__new__, "row": row, "rows": (tuple, list), "slowly": slowly}
     exec(source, scope)
-    return scope["fast"]  # type: ignore[no-any-return]
+    return scope["conform"]  # type: ignore[no-any-return]
+
+
+def _fast_conform_key(columns: Sequence[Column], slowly: Callable[[Key], Key]) -> Callable[[Key], Key]:
+    """``conform`` for the primary key alone: most keys that are looked up in vain have the right type."""
+    names = [f"v{i}" for i in range(len(columns))] if len(columns) > 1 else ["key"]
+    tests = [_recognised(column, name) for name, column in zip(names, columns, strict=True)]
+    source = "def conform_key(key):\n"
+    if len(columns) > 1:
+        source += f"    if type(key) is not tuple or len(key) != {len(columns)}:\n        return slowly(key)\n"
+        source += f"    {', '.join(names)} = key\n"
+    source += f"    return key if {' and '.join(tests)} else slowly(key)\n"
+    scope: dict[str, Any] = {**_SCOPE, "slowly": slowly}
+    exec(source, scope)
+    return scope["conform_key"]  # type: ignore[no-any-return]
+
+
+def _fast_change(schema: TableSchema, names: Sequence[str]) -> Change:
+    """A function that changes just these columns of a row, generated like ``conform``."""
+    if any(name not in schema.index_of or schema.index_of[name] in schema.key_indexes for name in names):
+        return schema.changed_slowly
+    given = {schema.index_of[name]: f"v{i}" for i, name in enumerate(names)}
+    tests = [_recognised(schema.columns[place], name) for place, name in given.items()]
+    fields = [given.get(place, f"row[{place}]") for place in range(len(schema.columns))]
+    source = (
+        f"def change(row, changes):\n"
+        f"    {'; '.join(f'v{i} = changes[{name!r}]' for i, name in enumerate(names)) or 'pass'}\n"
+        f"    if {' and '.join(tests) or 'True'}:\n"
+        f"        return new(made, ({', '.join(fields)},))\n"
+        f"    return slowly(row, changes)\n"
+    )
+    scope: dict[str, Any] = {**_SCOPE, "new": tuple.__new__, "made": schema.row, "slowly": schema.changed_slowly}
+    exec(source, scope)
+    return scope["change"]  # type: ignore[no-any-return]
 
 
 def row_class(name: str, names: Iterable[str]) -> Any:

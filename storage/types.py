@@ -31,7 +31,7 @@ import struct
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
+from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
 from typing import Any
 
 import numpy as np
@@ -109,6 +109,9 @@ def _single(value: Any) -> float:
         raise ValueError("out of range for FLOAT") from error
 
 
+DIGITS = Context(prec=78)  # 38 before and after the point, and some
+
+
 def _decimal(precision: int, scale: int) -> ColumnType:
     name = f"DECIMAL({precision},{scale})"
     quantum = Decimal(1).scaleb(-scale)
@@ -120,7 +123,7 @@ def _decimal(precision: int, scale: int) -> ColumnType:
             raise ValueError(f"expected a Decimal or an integer, got {type(value).__name__}{hint}")
         number = value if isinstance(value, Decimal) else Decimal(int(value))
         try:
-            rounded = number.quantize(quantum, ROUND_HALF_UP)
+            rounded = number.quantize(quantum, ROUND_HALF_UP, DIGITS)
         except InvalidOperation as error:
             raise ValueError(f"out of range for {name}") from error
         if not -limit < rounded < limit:

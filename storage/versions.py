@@ -87,6 +87,13 @@ class SecondaryIndex:
             if not keys:
                 del self._keys[value]
 
+    def replaced(self, head: Version, row: Row | None, key: Key) -> None:
+        """Drop ``key`` from under the values of all its versions, but that of ``row``."""
+        now = None if row is None else self.value_of(row)
+        for old in _rows_of(head):
+            if old is not None and (row is None or self.value_of(old) != now):
+                self.drop(old, key)
+
     def candidates(self, value: Any) -> tuple[Key, ...]:
         return tuple(self._keys.get(value, ()))
 
@@ -110,6 +117,7 @@ class VersionedTable:
         self.schema = schema
         self.name = schema.name
         self.row = schema.row  # the class in which users get rows
+        self.key_of = schema.key_of
         self.rows: dict[Key, Version] = _Rows()
         self.complete = complete
         self.dirty: dict[Key, bool] = {}  # changed since the last merge -> the base has a row for it
@@ -236,7 +244,7 @@ class VersionedTable:
         ``keep_older``: some unfinished execution may still read what was there before; otherwise it is dropped at
         once, which is the whole of garbage collection for a serial run.
         """
-        rows, dirty = self.rows, self.dirty
+        rows, dirty, indexed = self.rows, self.dirty, bool(self.indexes)
         for key, written in writes.items():
             row = None if written is None else tuple(written)
             head = rows.get(key)
@@ -244,27 +252,22 @@ class VersionedTable:
                 head = self.head(key)
             if key not in dirty:
                 dirty[key] = head is not None and head[1] is not None
-            if self.indexes:
+            if indexed:
                 self._reindex(key, head, row, keep_older)
-            if head is None:
-                rows[key] = (position, row, None, commit)
-                if keep_older:
-                    self.chained.add(key)
-            elif keep_older:
+            if keep_older:
                 rows[key] = (position, row, head, commit)
                 self.chained.add(key)
             else:
-                rows[key] = (position, row, TRIMMED, commit)
+                rows[key] = (position, row, None if head is None else TRIMMED, commit)
         self.changes += 1
 
     def _reindex(self, key: Key, head: Version | None, row: Row | None, keep_older: bool) -> None:
-        gone = [] if keep_older else [old for old in _rows_of(head) if old is not None]
+        """Enter the new row in the indexes; take out what it replaces, unless that may still be read."""
         for index in self.indexes:
-            for old in gone:
-                if row is None or index.value_of(old) != index.value_of(row):
-                    index.drop(old, key)
             if row is not None:
                 index.add(row, key)
+            if head is not None and not keep_older:
+                index.replaced(head, row, key)
 
     # ---- garbage collection and merge
 

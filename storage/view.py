@@ -102,6 +102,8 @@ class View:
         except TypeError:
             version = None
         if version is None:
+            if versions.schema.conform_key(key) is key:
+                return None  # every row is in memory, and it was looked up in its stored form
             return self._get_slowly(access, key)
         row = version[1] if version[0] < self.position else versions.read(key, self.position)
         return None if row is None else _named(versions.row, row)
@@ -220,8 +222,11 @@ class View:
 
     def insert(self, table: str, row: Any = None, /, **values: Any) -> Any:
         """Insert one row, given as a sequence in column order, a dict, or keyword arguments; returns it as stored."""
-        access = self.writable(table)
-        return self._insert(access, access.table.schema.conform(values if row is None else row, self.default))
+        access = self.access.get(table)
+        if access is None or not access.write:
+            access = self.writable(table)
+        conform = access.table.schema.conform
+        return self._insert(access, conform(values if row is None else row, self.default))
 
     def insert_stored(self, access: Access, new: Row) -> Row:
         """Insert a row whose values are in their stored form already."""
@@ -229,15 +234,15 @@ class View:
         return self._insert(access, new)
 
     def _insert(self, access: Access, new: Row) -> Row:
-        schema = access.table.schema
-        key = schema.key_of(new)
+        table = access.table
+        key = table.key_of(new)
         if access.by_key:
             self.check_partition(access, key)
         if self.row_for_write(access, key) is not None:
-            raise duplicate_key(schema, key)
-        if access.table.guarded:
+            raise duplicate_key(table.schema, key)
+        if table.guarded:
             self._check_constraints(access, key, new, None)
-        self.put(schema.name, key, new)
+        self.put(table.name, key, new)
         return new
 
     def upsert(self, table: str, row: Any = None, /, **values: Any) -> Any:
@@ -255,14 +260,16 @@ class View:
 
     def update(self, table: str, key: Key, /, **changes: Any) -> Any:
         """Change columns of the row with this primary key; returns the new row, or None when there is no such row."""
-        access = self.writable(table)
+        access = self.access.get(table)
+        if access is None or not access.write:
+            access = self.writable(table)
         old = self.get(table, key)
         if old is None:
             return None
-        schema = access.table.schema
-        new = schema.changed(old, changes)
-        key = schema.key_of(old)
-        if access.table.guarded:
+        versions = access.table
+        new = versions.schema.changed(old, changes)
+        key = versions.key_of(old)
+        if versions.guarded:
             self._check_constraints(access, key, new, old)
         self.put(table, key, new)
         return new

@@ -35,16 +35,27 @@ class Border:
 
     def check_rows(self, rows: Any) -> list[Row]:
         """The rows as stored, every value checked. Nothing is accepted yet."""
+        if type(rows) is not list:
+            rows = as_rows(rows)
+            self._check_iterable(rows)
+        checked = list(map(self.relation.conform, rows))
+        if self._key_place is not None:
+            self._check_keys(checked, self._key_place)
+        return checked
+
+    def _check_iterable(self, rows: Any) -> None:
         if isinstance(rows, (str, Mapping)) or not isinstance(rows, Iterable):
             raise DataError(
                 f"push({self.name!r}, rows) takes a list of rows, got {type(rows).__name__}; wrap a single row in a list",
                 relation=self.name,
                 value=rows,
             )
-        conform = self.relation.conform
-        checked = [conform(row) for row in _as_rows(rows)]
+
+    def check_row(self, row: Any) -> Row:
+        """One row as stored, every value checked."""
+        checked = self.relation.conform(row)
         if self._key_place is not None:
-            self._check_keys(checked, self._key_place)
+            self._check_keys([checked], self._key_place)
         return checked
 
     def _check_keys(self, rows: list[Row], place: int) -> None:
@@ -66,6 +77,13 @@ class Border:
             parts.setdefault(row[place], []).append(row)
         return parts
 
+    def split_into(self, rows: list[Row], size: int) -> list[tuple[Any, list[Row]]]:
+        """What :meth:`split` makes of ``size`` rows after the other, one after the other."""
+        chunks = [rows[i : i + size] for i in range(0, len(rows), size)]
+        if self._key_place is None:
+            return [(None, chunk) for chunk in chunks]
+        return [part for chunk in chunks for part in self.split(chunk).items()]
+
     def check_ids(self, parts: dict[Any, list[Row]], batch_id: int) -> dict[Any, list[Row]]:
         """The parts not accepted before under this id; raises, with nothing accepted, when one can't be."""
         if type(batch_id) is not int or not -(2**63) <= batch_id < 2**63:
@@ -81,13 +99,14 @@ class Border:
         sequence = self.sequences.get(key)
         if sequence is None:
             sequence = self.sequences[key] = Sequence()
+        last = sequence.last
         if batch_id is None:
-            batch_id = 1 if sequence.last is None else sequence.last + 1
-        else:
-            sequence.digests[batch_id] = digest(rows)
-            if len(sequence.digests) > REMEMBERED:
-                del sequence.digests[next(iter(sequence.digests))]
-        if sequence.last is None or batch_id > sequence.last:  # a deadline's default may come after later answers
+            sequence.last = batch_id = 1 if last is None else last + 1
+            return Batch(self.relation, batch_id, rows, key)
+        sequence.digests[batch_id] = digest(rows)
+        if len(sequence.digests) > REMEMBERED:
+            del sequence.digests[next(iter(sequence.digests))]
+        if last is None or batch_id > last:  # a deadline's default may come after later answers
             sequence.last = batch_id
         return Batch(self.relation, batch_id, rows, key)
 
@@ -114,16 +133,16 @@ class Border:
         return True
 
 
-def _as_rows(rows: Iterable[Any]) -> Iterable[Any]:
+def as_rows(rows: Any) -> Any:
     """Rows one by one, from a data frame too: Arrow, pandas and polars tables give dicts by column name."""
     if hasattr(rows, "to_pylist"):
-        return rows.to_pylist()  # type: ignore[no-any-return]
+        return rows.to_pylist()
     if hasattr(rows, "itertuples"):
         import pyarrow as pa
 
-        return pa.Table.from_pandas(rows, preserve_index=False).to_pylist()  # type: ignore[no-any-return]
+        return pa.Table.from_pandas(rows, preserve_index=False).to_pylist()
     if hasattr(rows, "to_dicts"):
-        return rows.to_dicts()  # type: ignore[no-any-return]
+        return rows.to_dicts()
     return rows
 
 

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from postgres_server import PostgresServer, Unavailable
+from debian import install
+from spark_java import java_for_tests
 
 import tidegate
+from tidegate.benchmarks.peers.postgres_server import PostgresServer, Unavailable, find_programs
 
 EXECUTORS = ("serial", "manual", "threads")
 
@@ -75,9 +77,34 @@ def engine_of(
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
     """A PostgreSQL server of this run's own. Where there is none, its tests are skipped, saying why."""
+    missing = install("postgresql", find_programs)
+    if missing is not None:
+        pytest.skip(missing)
     try:
-        server = PostgresServer()
+        server = PostgresServer("-c wal_level=logical")
     except Unavailable as error:
         pytest.skip(str(error))
     yield server
     server.remove()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of Spark go to one worker process, so that one JVM is started and not several."""
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("spark"))
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[Any]:
+    """The Spark session of this run. Where no Java can be had, its tests are skipped, saying why."""
+    from tidegate.errors import SparkUnavailable
+    from tidegate.streams.spark.session import shared_spark
+
+    try:
+        java_for_tests()
+        session = shared_spark().session()
+    except SparkUnavailable as error:
+        pytest.skip(str(error))
+    yield session
+    shared_spark().stop()

@@ -24,7 +24,7 @@ LAYERS = (
 TOP = len(LAYERS)
 
 LINES = 500  # aim at 300; a file may be larger when its algorithm is, and is then named here with its bound
-LARGER: dict[str, int] = {}
+LARGER: dict[str, int] = {"txn/scheduler.py": 512}
 
 # the clock reads the machine's time; the rest of the core gets time and chance from the transaction
 CLOCKS = {
@@ -110,13 +110,13 @@ def test_imports_go_one_way(path: Path) -> None:
     assert not upward, f"{module_of(path)} stands below what it imports: {', '.join(sorted(upward))}"
 
 
-def test_nothing_imports_connectors() -> None:
+def test_nothing_below_the_command_line_imports_connectors() -> None:
     """Users import the one they want; the engine knows only the protocol."""
     inside = "tidegate.connectors"
     users = {
         module
         for module, path in MODULES.items()
-        if not module.startswith(inside)
+        if not module.startswith((inside, "tidegate.commands"))
         and any(name == inside or name.startswith(inside + ".") for name in imports(path, at_import_time=False))
     }
     assert not users
@@ -140,9 +140,9 @@ def test_no_import_cycles() -> None:
 @pytest.mark.parametrize(
     ("package", "allowed"),
     [
-        ("duckdb", ("tidegate.storage",)),
+        ("duckdb", ("tidegate.storage", "tidegate.replica")),  # the replica has a database of its own
         ("pyspark", ("tidegate.streams.spark", "tidegate.connectors")),
-        ("typer", ("tidegate.cli", "tidegate.examples", "tidegate.benchmarks")),
+        ("typer", ("tidegate.cli", "tidegate.commands", "tidegate.examples", "tidegate.benchmarks")),
     ],
 )
 def test_a_package_is_used_in_its_place_only(package: str, allowed: tuple[str, ...]) -> None:
@@ -203,7 +203,7 @@ def test_every_module_says_what_it_is_for() -> None:
     assert not silent
 
 
-@pytest.mark.parametrize("folder", [*CORE, "connectors"])
+@pytest.mark.parametrize("folder", [*CORE, "connectors", "server"])
 def test_folders_are_linked_into_the_package(folder: str) -> None:
     link = ROOT / "tidegate" / folder
     assert link.is_symlink()

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 import tidegate
+from tidegate.cli import app as cli
 from tidegate.examples.leaderboard.app import app
 from tidegate.examples.leaderboard.reference import random_votes
 
@@ -42,12 +46,32 @@ def test_help_lists_the_commands() -> None:
         assert command in told
 
 
+def _commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from _commands(command, (*path, name))
+        else:
+            yield (*path, name), command
+
+
+COMMANDS = dict(_commands(typer.main.get_command(cli)))
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_every_command_has_an_example_and_json(path: tuple[str, ...]) -> None:
+    command = COMMANDS[path]
+    assert f"Example: tidegate {' '.join(path)}" in command.help
+    assert any("--json" in parameter.opts for parameter in command.params)
+    reference = (Path(__file__).parents[1] / "docs" / "reference" / "command-line.md").read_text()
+    assert f"`tidegate {' '.join(path)}" in reference
+
+
 def test_version() -> None:
-    assert run("version").stdout.strip()
+    assert json.loads(run("version", "--json").stdout)["tidegate"] == run("version").stdout.strip()
 
 
 def test_demo_equals_the_reference() -> None:
-    told = run("demo", "--votes", "500", "--seconds", "0").stdout
+    told = run("demo", "leaderboard", "--votes", "500", "--seconds", "0").stdout
     assert "equals the serial reference" in told
 
 
@@ -108,3 +132,9 @@ def test_mistakes_are_one_clear_line(arguments: tuple[str, ...], told: str) -> N
     error = run(*arguments, code=2).stderr
     assert told in " ".join(error.split())
     assert "Traceback" not in error
+
+
+def test_a_mistake_is_json_for_programs() -> None:
+    error = json.loads(run("log", "nowhere", "--json", code=2).stderr)["error"]
+    assert error["type"] == "TidegateError"
+    assert "has no log" in error["message"]

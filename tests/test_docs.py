@@ -14,12 +14,26 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 RUNNABLE = [page for page in PAGES if BLOCK.search(page.read_text())]
 
 
+def needs_spark(page: Path) -> bool:
+    return any(
+        word in block for block in BLOCK.findall(page.read_text()) for word in ("spark_session", 'backend="spark"')
+    )
+
+
 def name_of(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("page", RUNNABLE, ids=name_of)
-def test_blocks_run_as_one_script(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=[pytest.mark.xdist_group("spark")] if needs_spark(page) else []) for page in RUNNABLE],
+    ids=[name_of(page) for page in RUNNABLE],
+)
+def test_blocks_run_as_one_script(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    if needs_spark(page):
+        request.getfixturevalue("spark")
     monkeypatch.chdir(tmp_path)
     text = page.read_text()
     scope: dict[str, object] = {"__name__": "__main__"}

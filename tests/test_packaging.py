@@ -18,7 +18,14 @@ def test_the_wheel_is_complete_and_imports(tmp_path: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"tidegate"}
-    for inside in ("storage/versions.py", "txn/scheduler.py", "examples/leaderboard/app.py", "py.typed"):
+    for inside in (
+        "storage/versions.py",
+        "txn/scheduler.py",
+        "examples/leaderboard/app.py",
+        "examples/mimic_alerts/page/ward.js",
+        "server/console/main.js",
+        "py.typed",
+    ):
         assert f"tidegate/{inside}" in names
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
     program = "import tidegate, pathlib; print(pathlib.Path(tidegate.__file__).parent); tidegate.App('x')"

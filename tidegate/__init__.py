@@ -5,8 +5,9 @@ at the same time. Start with :class:`App` and :func:`open`.
 """
 
 from tidegate.config import Config
+from tidegate.connecting import connect, connect_async
 from tidegate.dataflows.app import App
-from tidegate.dataflows.definitions import committed, partition
+from tidegate.dataflows.definitions import committed, either, partition
 from tidegate.engine import Engine, open
 from tidegate.errors import (
     Aborted,
@@ -23,6 +24,7 @@ from tidegate.errors import (
 )
 from tidegate.streams.batch import Batch
 from tidegate.streams.windows import window
+from tidegate.streams.windows.joins import join
 from tidegate.txn.ticket import Ticket
 from tidegate.txn.transaction import Transaction
 
@@ -45,6 +47,10 @@ __all__ = [
     "TidegateError",
     "Transaction",
     "committed",
+    "connect",
+    "connect_async",
+    "either",
+    "join",
     "open",
     "partition",
     "window",

@@ -12,8 +12,10 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
+from tidegate.commands import backfill, connect, demo, looking, measuring, serve, sql, work
 from tidegate.errors import TidegateError
 
 app = typer.Typer(
@@ -24,26 +26,31 @@ app = typer.Typer(
 )
 bench = typer.Typer(help="Measure tidegate on this machine, beside its peers.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
+for measure in (
+    measuring.transactions,
+    measuring.connectors,
+    measuring.growth,
+    measuring.latency,
+    measuring.memory,
+    measuring.profile,
+):
+    bench.command(measure.__name__)(measure)
+app.command("sql")(sql.sql)
+app.command("run")(work.run)
+app.command("serve")(serve.serve)
+app.command("push")(work.push)
+app.command("call")(work.call)
+app.command("backfill")(backfill.backfill)
+app.command("status")(looking.status)
+app.command("connect")(connect.connect)
+app.command("rebuild")(connect.rebuild)
+app.command("graph")(looking.graph)
+app.add_typer(serve.tokens_app, name="token")
+app.add_typer(demo.demo_app, name="demo")
 console = Console()
 told = Console(stderr=True)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
-
-
-@app.command()
-def demo(
-    votes: Annotated[int, typer.Option(min=1, help="Votes to cast.")] = 60_000,
-    seed: Annotated[int, typer.Option(help="Which contest.")] = 1,
-    seconds: Annotated[float, typer.Option(min=0, help="How long to show it; 0 for as fast as it goes.")] = 8.0,
-) -> None:
-    """Run the leaderboard, live.
-
-    Example: tidegate demo --seconds 3
-    """
-    from tidegate.examples.leaderboard.demo import run
-
-    if not run(votes, seed, seconds, console):
-        raise typer.Exit(1)
 
 
 @bench.command("leaderboard")
@@ -51,16 +58,24 @@ def bench_leaderboard(
     votes: Annotated[int, typer.Option(min=1, help="Votes per round.")] = 30_000,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds; medians are reported.")] = 5,
     durable: Annotated[bool, typer.Option("--durable", help="With a directory and group commit.")] = False,
+    variants: Annotated[bool, typer.Option("--variants", help="And other settings of a durable engine.")] = False,
+    peers: Annotated[str, typer.Option(help="Other systems to run the same votes: sqlite,redis,… or all.")] = "",
     as_json: Json = False,
 ) -> None:
-    """The S-Store leaderboard against bare dictionaries.
+    """The S-Store leaderboard against bare dictionaries, and against other systems.
 
     Example: tidegate bench leaderboard --votes 30000 --durable --json
+
+    Example: tidegate bench leaderboard --durable --peers sqlite,redis,postgres_function
     """
     from tidegate.benchmarks.leaderboard import bench as run
+    from tidegate.benchmarks.peers import chosen
 
+    contenders = chosen(peers)
     with told.status("measuring") as status:
-        facts = run(votes, rounds, durable=durable, progress=status.update)
+        facts = run(votes, rounds, durable=durable, variants=variants, peers=contenders, progress=status.update)
+    if not as_json:
+        _print_peers(facts.pop("variants", {}), facts.pop("peers", {}), facts["votes_per_s"])
     _print(facts, as_json)
 
 
@@ -94,6 +109,134 @@ def bench_durability(
     with told.status("measuring") as status:
         facts = run(rounds, progress=status.update)
     _print(facts, as_json)
+
+
+@bench.command("windows")
+def bench_windows(
+    rows: Annotated[int, typer.Option(min=100_000, help="Rows per round.")] = 5_000_000,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; medians are reported.")] = 3,
+    peers: Annotated[bool, typer.Option("--peers", help="And Polars, Bytewax and Spark, where installed.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Windows in batches through the window state, beside numpy, DuckDB and plain Python over all rows at once.
+
+    Example: tidegate bench windows --rows 2000000 --json
+    """
+    from tidegate.benchmarks.windows import bench as run
+
+    with told.status("measuring") as status:
+        facts = run(rows, rounds, peers=peers, progress=status.update)
+    _print(facts, as_json)
+    if not facts["correct"]:
+        raise typer.Exit(1)
+
+
+@bench.command("spark")
+def bench_spark(
+    windows: Annotated[int, typer.Option(min=40, help="Heavy windows per round.")] = 400,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds after a first one to warm up; medians are reported.")] = 3,
+    plot: Annotated[Path | None, typer.Option(help="Draw the latency by depth of look-ahead to this SVG file.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Heavy windows on Spark with look-ahead, end to end, beside this process alone and a bare process pool.
+
+    Example: tidegate bench spark --plot docs/img/look-ahead.svg --json
+    """
+    from tidegate.benchmarks.spark import bench as run
+
+    with told.status("starting Spark") as status:
+        facts = run(windows, rounds, progress=status.update)
+    if plot is not None:
+        from tidegate.benchmarks.spark_plot import draw
+
+        draw(facts, plot)
+    _print(facts, as_json)
+    if not facts["correct"]:
+        raise typer.Exit(1)
+
+
+@bench.command("hospital")
+def bench_hospital(
+    patients: Annotated[int, typer.Option(min=10, help="Patients, each 125 samples a second.")] = 200,
+    seconds: Annotated[int, typer.Option(min=1, help="How long, in real time.")] = 30,
+    durable: Annotated[bool, typer.Option("--durable", help="With a directory and group commit.")] = False,
+    as_json: Json = False,
+) -> None:
+    """The hospital at real-time speed: does it keep up, and when are its alerts there? Exit code 1: it does not keep up.
+
+    Example: tidegate bench hospital --patients 200 --json
+    """
+    from tidegate.benchmarks.hospital import bench as run
+
+    with told.status("measuring") as status:
+        facts = run(patients, seconds, durable, progress=status.update)
+    _print(facts, as_json)
+    if not facts["holds"]:
+        raise typer.Exit(1)
+
+
+@bench.command("replica")
+def bench_replica(
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; medians are reported.")] = 5,
+    as_json: Json = False,
+) -> None:
+    """Rows a second out of the query replica, and what it costs the engine.
+
+    Example: tidegate bench replica
+    """
+    from tidegate.benchmarks.replica import bench as run
+
+    with told.status("measuring") as status:
+        facts = run(rounds, progress=status.update)
+    _print(facts, as_json)
+
+
+@bench.command("server")
+def bench_server(
+    clients: Annotated[int, typer.Option(min=1, help="Connections that push at the same time.")] = 50,
+    pushes: Annotated[int, typer.Option(min=1, help="Pushes per round.")] = 20_000,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; medians are reported.")] = 3,
+    rate: Annotated[float, typer.Option(min=1, help="Pushes a second of the paced half.")] = 2_000,
+    as_json: Json = False,
+) -> None:
+    """Pushes over HTTP from many clients, with subscribers attached; and what an idle server costs.
+
+    Example: tidegate bench server --clients 50 --json
+
+    Exit code 1: something was lost.
+    """
+    from tidegate.benchmarks.server import bench as run
+
+    with told.status("measuring") as status:
+        facts = run(clients, pushes, rounds, rate, progress=status.update)
+    _print(facts, as_json)
+    if not facts["verified"] or facts["lost_by_server"] or facts["lost_by_subscribers"]:
+        raise typer.Exit(1)
+
+
+@bench.command("report")
+def bench_report(
+    only: Annotated[list[str] | None, typer.Argument(help="Sections to measure again; all otherwise.")] = None,
+    results: Annotated[Path | None, typer.Option(help="Where to write it; benchmarks/results otherwise.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Run all benchmarks, short, and write a report with tables and plots.
+
+    Example: tidegate bench report leaderboard windows
+    """
+    from tidegate.benchmarks.report import RESULTS, SECTIONS, run
+
+    names = [section.name for section in SECTIONS]
+    for name in only or ():
+        if name not in names:
+            raise TidegateError(f"the report has no section {name!r}; it has {', '.join(names)}")
+    with told.status("measuring") as status:
+        failed = run(list(only or ()), results or RESULTS, status.update)
+    _print({"report": str((results or RESULTS) / "report.md"), "failed": failed}, as_json)
+    for name, why in failed.items():
+        told.print(f"[red]{name}:[/] {escape(why)}", soft_wrap=True)
+    if failed:
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -169,6 +312,7 @@ def verify(
 def backup(
     directory: Annotated[Path, typer.Argument(help="The engine's directory; it may be running.")],
     target: Annotated[Path, typer.Argument(help="A new directory.")],
+    as_json: Json = False,
 ) -> None:
     """Copy an engine's directory, running or not. To restore, open the copy (or copy it back).
 
@@ -177,7 +321,10 @@ def backup(
     from tidegate.backup import backup_directory
 
     backup_directory(directory, target)
-    console.print(f"{directory} copied to {target}")
+    if as_json:
+        _print({"directory": str(directory), "target": str(target)}, as_json)
+    else:
+        console.print(f"{directory} copied to {target}")
 
 
 @app.command("crash-test")
@@ -223,11 +370,17 @@ def crash_test(
 
 
 @app.command()
-def version() -> None:
-    """Print the version."""
+def version(as_json: Json = False) -> None:
+    """Print the version.
+
+    Example: tidegate version --json
+    """
     from importlib.metadata import version as of
 
-    typer.echo(of("tidegate"))
+    if as_json:
+        _print({"tidegate": of("tidegate"), "duckdb": of("duckdb"), "python": sys.version.split()[0]}, as_json)
+    else:
+        typer.echo(of("tidegate"))
 
 
 @contextmanager
@@ -238,6 +391,28 @@ def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
     with Progress(console=told, transient=True) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _print_peers(variants: dict[str, Any], peers: dict[str, Any], ours: int) -> None:
+    """Who makes how many votes a second, and what that is worth."""
+    if variants:
+        table = Table("tidegate, one push a vote", "votes/s", "correct", box=None)
+        for name, found in variants.items():
+            table.add_row(name, f"{found['push_votes_per_s']:,}", "yes" if found["correct"] else "[red]no[/]")
+        console.print(table)
+    if peers:
+        table = Table("peer", "votes/s", "tidegate is", "correct", box=None)
+        for name, found in peers.items():
+            if "skipped" in found:
+                table.add_row(name, "-", "-", "[dim]skipped[/]")
+                continue
+            times = f"{ours / found['votes_per_s']:,.1f} ×"
+            table.add_row(name, f"{found['votes_per_s']:,}", times, "yes" if found["correct"] else "[red]no[/]")
+        console.print(table)
+        for name, found in peers.items():
+            given = found.get("guarantees", {"skipped": found.get("skipped")})
+            told_of = "; ".join(f"{what.replace('_', ' ')}: {how}" for what, how in given.items())
+            console.print(f"[bold]{name}[/]  {escape(told_of)}")
 
 
 def _print(facts: dict[str, Any], as_json: bool) -> None:
@@ -252,11 +427,17 @@ def _print(facts: dict[str, Any], as_json: bool) -> None:
 
 
 def main() -> None:
-    """Entry point: errors of ours are one clear message and exit code 2, never a traceback."""
+    """Entry point: errors of ours are one clear message and exit code 2, never a traceback.
+
+    Exit codes: 0 done; 1 done, and the answer is no (undone, different, halted); 2 not done; 130 interrupted.
+    """
     try:
         app()
     except TidegateError as error:
-        told.print(f"[red]tidegate:[/] {error}")
+        if "--json" in sys.argv:
+            typer.echo(json.dumps({"error": {"type": type(error).__name__, "message": str(error)}}), err=True)
+            sys.exit(2)
+        told.print(f"[red]tidegate:[/] {escape(str(error))}", soft_wrap=True)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from tidegate.errors import TidegateError
 
@@ -15,10 +15,16 @@ class Config:
     ``executor``: ``"serial"`` runs executions inline, in position order, inside ``push`` and ``call``; ``"threads"`` runs
     them on ``workers`` threads; ``"manual"`` runs them only in ``engine.step()`` and ``engine.run_until_idle()``.
     ``locking``: ``"low_water_mark"``, or ``"two_phase"`` for comparison.
-    ``capacity``: executions that may be unfinished before ``push`` waits or raises ``Overloaded``.
+    ``capacity``: executions that may be unfinished before ``push`` waits or raises ``Overloaded``; and batches of one stream
+    that may wait for those of another.
+    ``backlog``: batches that may wait for a durable subscriber or a delivery before ``push`` does the same.
     ``merge_rows``: fold committed changes into the DuckDB base when this many rows have changed; engines with threads or a
     directory do it in the background, and also every ``merge_every_s`` seconds.
     ``cached_rows``: rows of one table kept in memory; a table that fits is held whole.
+
+    ``backend``: where windows are evaluated that do not say so: ``"local"``, ``"spark"`` or ``"auto"`` (whichever is measured
+    to be faster). ``spark``: a SparkSession, a master URL, or None for one embedded in this process, started when needed.
+    ``look_ahead``: windows of at most so many waiting batches are evaluated together (``"local"`` never looks ahead).
 
     For an engine with a directory: ``sync`` is when the log goes to disk: ``"group"`` (many records at a time, at most
     ``max_delay_s`` after the first), ``"always"`` (before every push returns) or ``"off"`` (whenever the system likes: an
@@ -29,9 +35,13 @@ class Config:
     workers: int = 4
     locking: Literal["low_water_mark", "two_phase"] = "low_water_mark"
     capacity: int = 10_000
+    backlog: int = 1_000_000
     merge_rows: int = 100_000
     merge_every_s: float = 60.0
     cached_rows: int = 2_000_000
+    backend: Literal["local", "spark", "auto"] = "local"
+    spark: Any = None
+    look_ahead: int = 256
     sync: Literal["always", "group", "off"] = "group"
     max_delay_s: float = 0.005
     generation_bytes: int = 256 << 20
@@ -41,10 +51,11 @@ class Config:
             ("executor", ("serial", "threads", "manual")),
             ("locking", ("low_water_mark", "two_phase")),
             ("sync", ("always", "group", "off")),
+            ("backend", ("local", "spark", "auto")),
         ):
             if getattr(self, name) not in allowed:
                 raise TidegateError(f"config {name}={getattr(self, name)!r}: use one of {', '.join(allowed)}")
-        for name in ("workers", "capacity", "merge_rows", "cached_rows", "generation_bytes"):
+        for name in ("workers", "capacity", "backlog", "merge_rows", "cached_rows", "look_ahead", "generation_bytes"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise TidegateError(f"config {name} must be a positive whole number, got {value!r}")

@@ -24,6 +24,8 @@ CRASH_POINTS = (
     "retention-before-remove",
     "delivery-before-send",
     "delivery-after-send",
+    "ingestion-before-push",
+    "ingestion-before-committed",
 )
 
 _on_reach: Callable[[str], None] | None = None

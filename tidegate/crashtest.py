@@ -44,7 +44,7 @@ from tidegate.txn.ticket import Ticket
 SUBSCRIBER = "crash-test"
 STUCK_AFTER_S = 60.0
 AT_ONCE = 6  # inputs on their way before the child waits for their acknowledgements
-OURS = tuple(name for name in crashpoints.CRASH_POINTS if not name.startswith("delivery-"))
+OURS = tuple(name for name in crashpoints.CRASH_POINTS if not name.startswith(("delivery-", "ingestion-")))
 
 
 @dataclass(frozen=True)

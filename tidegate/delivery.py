@@ -21,11 +21,12 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from tidegate.crashpoints import crash_point
-from tidegate.errors import DiskFull, EngineClosed, SinkError, TidegateError
+from tidegate.errors import DiskFull, EngineClosed, SinkError, SinkRefused, TidegateError
 from tidegate.outbox import DurableSubscription
 from tidegate.storage.schema import Relation
 from tidegate.streams.batch import Batch
@@ -68,16 +69,22 @@ class Sink(Protocol):
 class Delivery:
     """One stream on its way to one sink. Made by :meth:`Engine.deliver`.
 
-    ``error`` is the last failure, None after a success; ``delivered`` counts batches since opening; ``len``
-    is how many wait.
+    ``error`` is the last failure, None after a success; ``delivered`` counts batches since opening, ``refused``
+    those put aside; ``len`` is how many wait.
+    ``tries``: how often the target may refuse a batch (:class:`~tidegate.errors.SinkRefused`) before it becomes a dead
+    letter; None: for ever. That the target is away is no refusal and counts for nothing.
     """
 
-    def __init__(self, engine: Engine, subscription: DurableSubscription, sink: Sink) -> None:
+    def __init__(self, engine: Engine, subscription: DurableSubscription, sink: Sink, tries: int | None = None) -> None:
         self.name = subscription.name
         self.stream = subscription.stream
         self.sink = sink
         self.error: Exception | None = None
         self.delivered = 0
+        self.refused = 0
+        self.tries = tries
+        self._refusals: Counter[object] = Counter()  # of the batch that is refused now
+        self._singly = 0  # batches to send one by one, to find the one that is refused
         self._engine = engine
         self._subscription = subscription
         self._sending = threading.Condition()  # one sends at a time; notified after every attempt
@@ -136,20 +143,42 @@ class Delivery:
             if self._stop.is_set():
                 raise EngineClosed(f"delivery {self.name} is closed; what waits is delivered after the next opening")
             try:
-                batches = self._subscription.take(min(limit, self.sink.at_once))
+                batches = self._subscription.take(1 if self._singly else min(limit, self.sink.at_once))
                 if batches:
                     crash_point("delivery-before-send")
                     self._send(batches)
                     crash_point("delivery-after-send")
                     self._subscription.ack(batches)
             except BaseException as error:
-                self._subscription.put_back(batches)
                 self._failed(error)
-                raise
-            self.error = None
-            self.delivered += len(batches)
+                if not (isinstance(error, SinkRefused) and self._put_aside(batches, error)):
+                    self._subscription.put_back(batches)
+                    raise
+            else:
+                self.error = None
+                self.delivered += len(batches)
+            self._singly = max(self._singly - len(batches), 0)
             self._sending.notify_all()
         return len(batches)
+
+    def _put_aside(self, batches: Sequence[Batch], error: SinkRefused) -> bool:
+        """The target refused: was that once too often? Of several batches, nobody knows which one it meant."""
+        if self.tries is None:
+            return False
+        if len(batches) > 1:
+            self._singly = len(batches)
+            return False
+        (batch,) = batches
+        self._refusals[batch.stable_id] += 1
+        if self._refusals[batch.stable_id] < self.tries:
+            return False
+        self._refusals.clear()
+        self._subscription.refuse(batch, str(error))
+        self.refused += 1
+        log.warning(
+            "delivery %s: %r was refused %d times and moved to tidegate.dead_letters", self.name, batch, self.tries
+        )
+        return True
 
     def _send(self, batches: Sequence[Batch]) -> None:
         try:
@@ -198,7 +227,9 @@ class Delivery:
                 log.exception("delivery %s: its sink did not close", self.name)
 
 
-def start_delivery(engine: Engine, stream: str, sink: Sink, name: str | None, background: bool) -> Delivery:
+def start_delivery(
+    engine: Engine, stream: str, sink: Sink, name: str | None, background: bool, tries: int | None
+) -> Delivery:
     """See :meth:`Engine.deliver`."""
     name = f"{engine.app.name}/{stream}/{type(sink).__name__}" if name is None else name
     if sink.transactional and engine.directory is None:
@@ -216,11 +247,15 @@ def start_delivery(engine: Engine, stream: str, sink: Sink, name: str | None, ba
         )
     if type(sink.at_once) is not int or sink.at_once < 1:
         raise TidegateError(f"a sink takes at least one batch at once, this one {sink.at_once!r}", sink=name)
+    if tries is not None and (type(tries) is not int or tries < 1):
+        raise TidegateError(
+            f"deliver({stream!r}, …, tries=…) takes a positive whole number or None, got {tries!r}", sink=name
+        )
     try:
         sink.open(name, engine.app.streams[stream].relation)
         with engine.lock:
             engine.check_open()
-            delivery = Delivery(engine, engine.outbox.subscribe(name, stream), sink)
+            delivery = Delivery(engine, engine.outbox.subscribe(name, stream), sink, tries)
             engine.outbox.deliveries[name] = delivery
     except BaseException:
         sink.close()

@@ -26,7 +26,7 @@ from tidegate.storage.codec import from_json, to_json
 from tidegate.storage.database import Database
 from tidegate.storage.generations import copy_base, sync_base
 from tidegate.streams.batch import Batch
-from tidegate.txn.log.reader import Cut, LogReader
+from tidegate.txn.log.reader import Cut, Entry, LogReader
 from tidegate.txn.log.record import (
     FORMAT,
     Called,
@@ -46,14 +46,24 @@ log = logging.getLogger("tidegate")
 
 
 class Opened:
-    """What is on disk, looked at before anything is replayed."""
+    """What is on disk, looked at before anything is replayed: is it whole, and what will a replay meet?
+
+    ``segments``: the headers of segments with records to apply, each with the LSN of the last of them.
+    ``outcomes``: in mode weak, the records that say how an execution ended; there are few.
+    """
 
     def __init__(self, directory: Directory) -> None:
-        reader = LogReader(directory.files)
+        reader = LogReader(directory.files, survey=True)
         self.merges = 0
+        self.outcomes: list[Entry] = []
         for entry in reader:
-            if isinstance(entry.record, Checkpoint):
-                self.merges = entry.record.number
+            if entry.kind is Executed:
+                self.outcomes.append(entry)
+            else:
+                record = entry.record
+                assert isinstance(record, Checkpoint)
+                self.merges = record.number
+        self.segments: list[tuple[Segment, int]] = reader.applied
         names = directory.files.names()
         self.oldest = int(names[0].removesuffix(".log")) if names else 0
         self.end = max(reader.end, self.oldest)
@@ -163,8 +173,21 @@ class Durability:
             Pushed(sequence, to_us(time), batch.stream, batch.id, list(batch.rows), explicit, source, to_json(offset))
         )
 
-    def fed(self, sequence: int, time: dt.datetime, stream: str, size: int, rows: list[Any]) -> int:
-        return self.writer.append(Fed(sequence, to_us(time), stream, size, rows))
+    def fed(
+        self,
+        sequence: int,
+        time: dt.datetime,
+        stream: str,
+        size: int,
+        rows: list[Any],
+        source: str | None = None,
+        offset: Any = None,
+        together: bool = False,
+    ) -> int:
+        """Many batches (or none, when a source moves on) in one record. ``together``: all are admitted before any runs."""
+        return self.writer.append(
+            Fed(sequence, to_us(time), stream, max(size, 1), rows, source, to_json(offset), together)
+        )
 
     def called(
         self, sequence: int, time: dt.datetime, procedure: str, arguments: tuple[Any, ...], named: dict[str, Any]
@@ -267,10 +290,8 @@ def stream_columns(app: App) -> dict[str, list[list[str]]]:
     return {s.name: [[c.name, c.type.sql] for c in s.relation.columns] for s in app.streams.values()}
 
 
-def check_segment(app: App, segment: Segment | None, accept_changed: bool) -> None:
+def check_segment(app: App, segment: Segment, accept_changed: bool) -> None:
     """Refuse to replay a log that this app could not have written, or whose procedures have changed since."""
-    if segment is None:
-        return
     if segment.app != app.name:
         raise RecoveryRefused(f"the log belongs to app {segment.app!r}, not {app.name!r}; open it with the right app")
     if segment.mode != app.recovery:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from msgspec import UNSET
+
 from tidegate.backup import backup_engine
+from tidegate.batching import Batcher
 from tidegate.clock import Clock, SystemClock
 from tidegate.config import Config
 from tidegate.dataflows.app import App
@@ -21,27 +26,33 @@ from tidegate.errors import (
     EngineClosed,
     TidegateError,
 )
+from tidegate.ingestion import Ingestion, close_ingestions, ingest
 from tidegate.intake import Intake
 from tidegate.journal import Journal
 from tidegate.merger import Merger
 from tidegate.opening import Progress, begin_log, recover
 from tidegate.outbox import DurableSubscription, Outbox
+from tidegate.punctuation import punctuation_rows
 from tidegate.result import Result
+from tidegate.sources import Source
 from tidegate.state import check_schemas, restore
 from tidegate.storage.database import Database
 from tidegate.streams.border import Border
+from tidegate.streams.windows.backends import Evaluation, start
+from tidegate.streams.windows.durations import Duration
+from tidegate.streams.windows.plan import Plan
 from tidegate.subscription import Subscription
 from tidegate.txn.executors import Executor, SerialExecutor
 from tidegate.txn.locks import LowWaterMarks, TwoPhaseLocks
 from tidegate.txn.log.record import Resumed
-from tidegate.txn.recovery import Report
+from tidegate.txn.outcomes import Report
 from tidegate.txn.runtime import Runtime
 from tidegate.txn.scheduler import Scheduler
 from tidegate.txn.threads import ThreadExecutor
 from tidegate.txn.ticket import Ticket
 from tidegate.views import Merge, Question, query, questions
 
-FEED_AHEAD = 1_000  # rows read ahead by feed(), whose keys are fetched together
+log = logging.getLogger("tidegate")
 
 
 def open(
@@ -100,6 +111,8 @@ class Engine:
         self.offsets: dict[str, Any] = {}  # source -> the offset that went in with its last batch
         self.journal: Journal = Journal()
         self.borders = {s.name: Border(s.relation, s.key) for s in app.streams.values() if s.border}
+        self.batchers: set[Batcher] = set()
+        self.ingestions: dict[str, Ingestion] = {}
         self.recovery = Report()
         self.durable: Durability | None = None
         self.lock = threading.RLock()
@@ -121,7 +134,10 @@ class Engine:
             opened.check(int(meta.get("lsn", 0)))
             check_schemas(self.app, meta)
         self.database = self._open_database(None if self.directory is None else self.directory.base)
-        self.runtime = Runtime(self.app, self.graph, self.database)
+        config = self.config
+        evaluation = Evaluation(config.backend, config.spark, config.look_ahead, config.executor != "manual")
+        self.runtime = Runtime(self.app, self.graph, self.database, evaluation)
+        start([plan for program in self.runtime.programs.values() for plan in program.plans.values()])
         locks = LowWaterMarks() if self.config.locking == "low_water_mark" else TwoPhaseLocks()
         self.scheduler = Scheduler(self.graph, locks)
         self.outbox = Outbox(self)
@@ -156,6 +172,7 @@ class Engine:
         timeout_s: float | None = None,
         source: str | None = None,
         offset: Any = None,
+        after: Any = UNSET,
     ) -> Ticket:
         """Push rows to a border stream as one atomic batch (one per key value on a keyed stream).
 
@@ -164,26 +181,28 @@ class Engine:
         With the serial executor the work is done when push returns, unless it waits for something. With threads, push
         waits up to ``timeout_s`` seconds for room in the queues (None: as long as it takes), then raises Overloaded.
         With a directory the ticket is done when the batch is on disk too.
-        ``source`` and ``offset``: remembered with the batch, whole or not at all; see :meth:`position`.
+        ``source`` and ``offset``: remembered with the batch, whole or not at all; see :meth:`position`. A push without rows
+        moves the source on, too. ``after``: where the source must stand before (None: nowhere yet). Where it stands at
+        ``offset`` already, the push is a repeat that changes nothing; anywhere else, it is refused: someone else feeds as
+        this source.
         """
         intake = self.intake
         border = intake.border(stream)
         parts = border.split(border.check_rows(rows))
         with self.lock:
             intake.begin(stream, timeout_s)  # may let go of the lock while it waits for room: look at the ids after it
-            ticket = Ticket(self.wait)
+            ticket = Ticket(intake.wait)
+            if after is not UNSET and intake.repeats(stream, source, offset, after):
+                ticket.duplicate, parts, source = True, {}, None
             if batch_id is None:
                 intake.check_numbered(border)
             else:
                 fresh = border.check_ids(parts, batch_id)
-                ticket.duplicate = bool(parts) and not fresh
+                ticket.duplicate |= bool(parts) and not fresh
                 parts = fresh
                 intake.check_awaited(border, parts, batch_id)
             ticket.pending = 1  # not done before the last key is in
-            for key, part in parts.items():
-                batch = border.accept(key, part, batch_id)
-                ticket.batch_ids.append(batch.id)
-                intake.enter(batch, ticket, batch_id is not None, source, offset)
+            intake.enter_parts(border, parts, batch_id, ticket, source, offset)
             if ticket.duplicate and self.durable is not None:
                 self.durable.acknowledge(ticket, self.durable.writer.appended)
             ticket.pending -= 1
@@ -195,14 +214,60 @@ class Engine:
         """The offset that was pushed last for ``source``; None when there is none. A source goes on from there."""
         return self.offsets.get(source)
 
-    def feed(self, stream: str, rows: Iterable[Any], *, size: int = 1) -> int:
+    def feed(self, stream: str, rows: Iterable[Any], *, size: int = 1, **place: Any) -> int:
         """Push many rows, ``size`` to a batch, without a ticket for each; returns the number of batches.
 
         The fast way in: same checks, same order, same transactions as :meth:`push`. Keys that procedures declared in
         ``prefetch`` are fetched for many batches at a time. A row that is refused raises after the rows before it are in;
         the error's ``fed`` says how many those are. With a directory it returns when all of it is on disk.
+        ``source``, ``offset``, ``after``: as in :meth:`push`; all rows are then accepted, with the offset, or none.
         """
-        return self.intake.feed(stream, rows, size)
+        return self.intake.feed(stream, rows, size, **place)
+
+    def batcher(
+        self,
+        stream: str,
+        *,
+        count: int | None = None,
+        interval: Duration | None = None,
+        on: str | None = None,
+        delay: str | dt.timedelta | None = None,
+        source: str | None = None,
+        timeout_s: float | None = None,
+        on_batch: Callable[[Ticket], None] | None = None,
+    ) -> Batcher:
+        """Make atomic batches of single rows; use it in a ``with`` block, and ``add`` rows.
+
+        A batch is pushed when it has ``count`` rows, when a row of a later ``interval`` of the time in column ``on`` comes, or
+        when its oldest row has waited for ``delay``, whichever is first. ``source``: each row is added with its offset, and
+        that of the last row goes in with the batch, see :meth:`position`. ``timeout_s``: as in :meth:`push`.
+        ``on_batch``: called with the ticket of every batch.
+        """
+        self.check_open()
+        batcher = Batcher(
+            self, stream, count=count, interval=interval, on=on, delay=delay, source=source, timeout_s=timeout_s,
+            on_batch=on_batch,
+        )  # fmt: skip
+        self.batchers.add(batcher)
+        return batcher
+
+    def ingest(self, stream: str, source: Source, name: str | None = None, **options: Any) -> Ingestion:
+        """Take the rows of a source into a border stream, each exactly once, across restarts of either side.
+
+        ``options``: ``size``, ``limit`` and ``background`` of :func:`tidegate.ingestion.ingest`, which has the details.
+        """
+        return ingest(self, stream, source, name, **options)
+
+    def punctuate(self, stream: str, at: Any, *, key: Any = None, source: Any = None, **values: Any) -> Ticket:
+        """Say that no row earlier than ``at`` will follow on a border stream, so that windows up to there fire.
+
+        Pushes a row with nothing but the time and the ``punctuation`` column that the stream's windows name; ``values``: for
+        columns that can't be NULL. ``key``: on a keyed stream, for this key (default: every key so far). ``source``: where
+        windows follow the slowest source, for this one (default: every source so far).
+        """
+        with self.lock:
+            self.check_open()
+            return self.push(stream, punctuation_rows(self, stream, at, key, source, values))
 
     def call(self, procedure: str | Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         """Call an OLTP procedure and return what it returns; raises what undid it."""
@@ -226,7 +291,7 @@ class Engine:
         bound, partitions = program.members[0].bind_call(arguments, named)
         with self.lock:
             self.intake.begin(name, None)
-            ticket = Ticket(self.wait)
+            ticket = Ticket(self.intake.wait)
             ticket.pending = 1  # not done before it has run
             self.sequence += 1
             now = self.clock.now()
@@ -277,10 +342,15 @@ class Engine:
         return count
 
     def tick(self) -> None:
-        """Push the default for every awaited batch whose deadline has passed. Work and waiting threads do it by themselves."""
+        """Push the default for every awaited batch whose deadline has passed, and what has waited long enough in a batcher.
+
+        Work and waiting threads do it by themselves.
+        """
         with self.lock:
             self.check_open()
             self.intake.tick()
+        for batcher in tuple(self.batchers):
+            batcher.tick()
 
     def resume(self, dataflow: str | None = None) -> None:
         """Let a halted dataflow (or all) go on, starting with the batch it stopped in front of."""
@@ -311,6 +381,14 @@ class Engine:
         self.check_open()
         return query(self, sql, named or parameters)
 
+    def plan(self, window: str) -> Plan:
+        """How a window that computes something, written ``"procedure.window"``, is evaluated: see ``plan(…).explain()``."""
+        self.check_open()
+        plans = {f"{p.name}.{name}": plan for p in self.runtime.programs.values() for name, plan in p.plans.items()}
+        if window not in plans:
+            raise unknown("plan", "window with compute=", window, plans)
+        return plans[window]
+
     def questions(self) -> list[Question]:
         """What open nested transactions wait for: the questions put to people, oldest first."""
         with self.lock:
@@ -320,7 +398,7 @@ class Engine:
     def subscribe(self, stream: str, *, capacity: int = 100_000) -> Subscription:
         """Follow the batches committed to a stream from now on, as long as this engine is open."""
         self.check_open()
-        self._check_emitted(stream)
+        self.check_emitted(stream)
         subscription = Subscription(self, stream, capacity)
         with self.lock:
             self.runtime.listeners.setdefault(stream, []).append(subscription.receive)
@@ -329,20 +407,21 @@ class Engine:
     def subscribe_durably(self, stream: str, name: str) -> DurableSubscription:
         """Follow the batches of a stream under a name: what was not acknowledged is there again after a restart."""
         self.check_open()
-        self._check_emitted(stream)
+        self.check_emitted(stream)
         return self.outbox.subscribe(name, stream)
 
-    def deliver(self, stream: str, sink: Sink, name: str | None = None, *, background: bool = False) -> Delivery:
-        """Send the batches of a stream to a sink, from now on and across restarts, in order for every key.
-
-        Exactly once when ``sink.transactional``, otherwise at least once with ``batch.stable_id``. ``delivery.pump()``
-        delivers what is waiting; ``background``: a thread does. ``name``: the same after every restart.
+    def deliver(
+        self, stream: str, sink: Sink, name: str | None = None, *, background: bool = False, tries: int | None = None
+    ) -> Delivery:
+        """Send a stream's batches to a sink, across restarts, in order for every key: exactly once when ``sink.transactional``,
+        else at least once. ``background``: a thread does, not ``pump()``. ``tries``: see :class:`Delivery`; ``name``: keep it.
         """
         self.check_open()
-        self._check_emitted(stream)
-        return start_delivery(self, stream, sink, name, background)
+        self.check_emitted(stream)
+        return start_delivery(self, stream, sink, name, background, tries)
 
-    def _check_emitted(self, stream: str) -> None:
+    def check_emitted(self, stream: str) -> None:
+        """Raise when there is no stream of this name that a procedure emits to: only those can be followed."""
         if stream not in self.app.streams or self.app.streams[stream].border:
             emitted = [s.name for s in self.app.streams.values() if not s.border]
             raise unknown("subscribe", "interior stream", stream, emitted)
@@ -361,8 +440,8 @@ class Engine:
 
     @property
     def merges(self) -> list[Merge]:
-        """The merges of this opening."""
-        return self.merger.done
+        """The merges of this opening, the newest 10,000."""
+        return list(self.merger.done)
 
     @property
     def closed(self) -> bool:
@@ -370,11 +449,15 @@ class Engine:
 
     def close(self) -> None:
         """Finish what is running, merge, and let go of the files. What waits (for a person) waits again after reopening."""
+        close_ingestions(self)
         with self.lock:
             if self._closed:
                 return
             self._closed = True
             self.executor.ended.notify_all()  # pushes that wait for room
+        for batcher in self.batchers:
+            if len(batcher):
+                log.warning("the engine closes while %s; close a batcher before its engine", batcher)
         try:
             self.outbox.close()
             self.executor.close()
@@ -390,6 +473,7 @@ class Engine:
 
     def abandon(self) -> None:
         """Let go of everything as a crash would: no merge, nothing finished. What was acknowledged is recovered on opening."""
+        close_ingestions(self)
         self._closed = True
         self.executor.close()
         self.merger.close()

@@ -14,6 +14,10 @@
     ├── Overloaded            the queues are full
     ├── EngineClosed          the engine was closed
     ├── SinkError             a sink did not take a batch; it is kept and sent again
+    │   └── SinkRefused       ... because the target does not want it, not because it is away
+    ├── SourceError           a source can't be read, or what it holds does not fit its stream
+    ├── QueryRefused          SQL from outside that is not allowed: it does more than read, or reaches outside
+    ├── QueryFailed           SQL from outside that could not be answered: wrong, too slow, too large, cancelled
     ├── DirectoryInUse        another process has the directory open
     ├── LogError              the log on disk
     │   ├── DiskFull          ... has no room; work resumes when there is
@@ -21,6 +25,11 @@
     │   ├── LogDamaged        ... has a record that was acknowledged and can't be read
     │   ├── BaseDamaged       the DuckDB base can't be read (it is rebuilt from a generation and the log)
     │   └── RecoveryRefused   ... does not fit this app: another app, newer format, changed schema or code
+    ├── SparkUnavailable      Spark can't be had here: no Java, no pyspark, or its session did not start
+    ├── ServerError           a server refused a request, or could not be reached
+    │   ├── NotAllowed        ... for want of a token, of a role, or of an allowed origin
+    │   ├── CursorGone        ... because it no longer holds what came after the cursor
+    │   └── TakenOver         ... because another connection serves the same subscription now
     └── CorruptionError       an internal invariant broke; never ignored
 
 Every message says what happened, what was given, the likely cause and the next step; the same facts are
@@ -96,12 +105,41 @@ class EngineClosed(TidegateError):
     """The engine was closed."""
 
 
+class QueryRefused(TidegateError):
+    """SQL from outside that is not allowed. Facts: ``sql``, ``sqlstate``."""
+
+    sqlstate: str = "42501"
+
+
+class QueryFailed(TidegateError):
+    """SQL from outside that could not be answered: an error in it, a limit, a cancel. Facts: ``sqlstate``."""
+
+    sqlstate: str = "XX000"
+
+
 class DirectoryInUse(TidegateError):
     """Another process has the directory open. Facts: ``path``."""
 
 
 class SinkError(TidegateError):
     """A sink did not take a batch, which is kept and sent again. Facts: ``sink``, and ``stream`` where it applies."""
+
+
+class SourceError(TidegateError):
+    """A source can't be read, or what it holds does not fit. Facts: ``source``; ``fatal``: trying again won't help."""
+
+    fatal: bool = False
+
+
+class SparkUnavailable(TidegateError):
+    """Spark can't be had here. Facts: ``tried`` (places looked for Java) or ``exit_code`` (of its JVM), where they apply."""
+
+
+class SinkRefused(SinkError):
+    """The target is there and does not want this batch: sending it again changes nothing before the target does.
+
+    ``deliver(…, tries=N)`` puts such a batch aside after N times. A sink of your own raises it where it knows.
+    """
 
 
 class LogError(TidegateError):
@@ -126,6 +164,30 @@ class BaseDamaged(LogError):
 
 class RecoveryRefused(LogError):
     """What is on disk does not fit this app. Facts: ``changed`` or ``table`` where they apply."""
+
+
+class ServerError(TidegateError):
+    """A server refused a request, or could not be reached. Facts: ``status``, the HTTP status, where there is one."""
+
+    status: int | None = 400
+
+
+class NotAllowed(ServerError):
+    """No token, a wrong or expired one, one without the role, or a request from another site."""
+
+    status = 403
+
+
+class CursorGone(ServerError):
+    """The server no longer holds what came after this cursor. Facts: ``stream``, ``cursor``."""
+
+    status = 410
+
+
+class TakenOver(ServerError):
+    """Another connection serves this named subscription now. Facts: ``name``."""
+
+    status = 409
 
 
 class CorruptionError(TidegateError):

@@ -34,8 +34,8 @@ class Abort:
 class DeadLetter:
     """A batch (or call) whose procedure kept failing, put aside so that the flow goes on."""
 
-    position: str
-    procedure: str
+    position: str | None
+    procedure: str  # or the delivery
     stream: str | None
     batch_id: int | None
     key: str | None
@@ -64,6 +64,7 @@ class Journal:
 
     def __init__(self) -> None:
         self.commits: Counter[str] = Counter()
+        self.undone: Counter[str] = Counter()  # aborts by procedure, also those no longer kept
         self.aborts: deque[Abort] = deque(maxlen=KEPT_ABORTS)
         self.dead_letters: list[DeadLetter] = []
         self.log: OutcomeLog | None = None
@@ -76,12 +77,13 @@ class Journal:
     def aborted(self, txn: Transaction, error: Aborted) -> None:
         if self.log is not None:
             self.log.ended(txn, "expired" if isinstance(error, DeadlineExceeded) else "aborted", error.reason)
+        self.undone[txn.procedure] += 1
         self.aborts.append(
             Abort(describe(txn.position), txn.procedure, txn.batch_id, _text(txn.key), error.reason, txn.time)
         )
 
     def dead_letter(self, txn: Transaction, error: ProcedureFailed) -> None:
-        log.warning("%s; its batch was moved to tidegate.dead_letters", error)
+        log.warning("%s; its batch was moved to tidegate.dead_letters", error, extra=_facts(txn))
         if self.log is not None:
             self.log.ended(txn, "dead_letter", str(error))
         facts = (describe(txn.position), txn.procedure)
@@ -95,6 +97,13 @@ class Journal:
             self.dead_letters.append(
                 DeadLetter(*facts, batch.stream, batch.id, _text(batch.key), rows, str(error), txn.time)
             )
+
+    def refused(self, delivery: str, batch: Batch, error: str, at: dt.datetime) -> None:
+        """The target of a delivery did not want this batch."""
+        rows = repr([row._asdict() for row in batch])
+        self.dead_letters.append(
+            DeadLetter(None, f"delivery {delivery}", batch.stream, batch.id, _text(batch.key), rows, error, at)
+        )
 
     def finishing(self, tickets: list[Ticket], error: Aborted | ProcedureFailed | None) -> None:
         """An outcome is about to be told that a run after a crash might not repeat: not before it is on disk."""
@@ -117,6 +126,7 @@ class Journal:
             txn.batch_id,
             error,
             txn.unit.unit.dataflow,
+            extra=_facts(txn),
         )
 
 
@@ -130,6 +140,12 @@ def _taken(txn: Transaction) -> list[Batch]:
         if program.name == txn.procedure:
             break
     return [batch for stream, batch in txn.inputs.items() if stream not in unread]
+
+
+def _facts(txn: Transaction) -> dict[str, Any]:
+    """What a line of the log carries beside its text."""
+    facts = {"position": describe(txn.position), "procedure": txn.procedure, "batch_id": txn.batch_id}
+    return {"facts": facts if txn.key is None else {**facts, "key": _text(txn.key)}}
 
 
 def _text(key: Any) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -15,13 +16,14 @@ if TYPE_CHECKING:
     from tidegate.engine import Engine
 
 LOOK_EVERY = 250  # batches between two looks at how much is unmerged
+KEPT = 10_000  # merges remembered for people
 
 
 class Merger:
     """Merges when enough has changed or enough time has passed.
 
-    In memory with the serial executor it merges inline. An engine with threads or a directory merges on a thread of its
-    own, so that executions go on while DuckDB writes.
+    In memory with the serial executor it merges inline. An engine with threads or a directory, or with a query replica,
+    merges on a thread of its own, so that executions go on while DuckDB writes.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -32,10 +34,36 @@ class Merger:
         self._closing = False
         self._failed: Exception | None = None
         self._thread: threading.Thread | None = None
-        self.done: list[Merge] = []
+        self._every_s = engine.config.merge_every_s
+        self._merged_at = engine.clock.monotonic()
+        self.done: deque[Merge] = deque(maxlen=KEPT)
+        self.count = self.rows = 0  # of all merges of this opening, also those no longer kept
+        self.seconds = 0.0
         if engine.database.concurrent:
-            self._thread = threading.Thread(target=self._loop, name="tidegate-merge", daemon=True)
-            self._thread.start()
+            self._start()
+
+    def in_background(self, every_s: float | None = None) -> None:
+        """From now on merge on a thread of its own, and at least every ``every_s`` seconds when something has changed.
+
+        For whoever shows merged state to others, and must not show it much too late. None: as often as configured.
+        """
+        configured = self._engine.config.merge_every_s
+        with self._engine.lock:
+            self._engine.database.concurrent = True
+            self._every_s = configured if every_s is None else min(configured, every_s)
+            if self._thread is None:
+                self._start()
+            else:
+                self._wanted.set()  # it sleeps for the period of before still
+
+    def merge_if_older(self, than_s: float) -> None:
+        """Merge now if something has changed and the last merge is older than this."""
+        if self._engine.database.unmerged and self._engine.clock.monotonic() - self._merged_at >= than_s:
+            self.merge()
+
+    def _start(self) -> None:
+        self._thread = threading.Thread(target=self._loop, name="tidegate-merge", daemon=True)
+        self._thread.start()
 
     def look(self) -> None:
         """Merge (or have it merged) if that is due. Called often: costs a subtraction."""
@@ -80,7 +108,10 @@ class Merger:
             if durable is not None:
                 durable.merged(engine.database, lsn, generation)
             self._failed = None
-            self.done.append(Merge(len(self.done) + 1, rows, engine.clock.monotonic() - started, engine.clock.now()))
+            self._merged_at = started
+            took = engine.clock.monotonic() - started
+            self.count, self.rows, self.seconds = self.count + 1, self.rows + rows, self.seconds + took
+            self.done.append(Merge(self.count, rows, took, engine.clock.now()))
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -89,13 +120,13 @@ class Merger:
             yield
 
     def _loop(self) -> None:
-        period_s = self._engine.config.merge_every_s
         while not self._closing:
-            asked = self._wanted.wait(period_s)
+            asked = self._wanted.wait(self._every_s)
             if self._closing:
                 return
             self._wanted.clear()
-            if asked or self._engine.database.unmerged:
+            unmerged = self._engine.database.unmerged
+            if unmerged >= self._engine.config.merge_rows or (unmerged and not asked):
                 try:
                     self.merge()
                 except DiskFull as error:  # new work is refused until a merge succeeds

@@ -11,9 +11,12 @@ from tidegate.durability import Durability, Opened, check_segment
 from tidegate.errors import CorruptionError, LogFailed
 from tidegate.storage.codec import RowCodec, from_json
 from tidegate.streams.batch import Batch
-from tidegate.txn.log.reader import Entry, LogReader
-from tidegate.txn.log.record import Checkpoint, Delivered, Fed, Pushed, Subscribed, from_us
-from tidegate.txn.recovery import Replay, Report
+from tidegate.txn.executors import SerialExecutor
+from tidegate.txn.log.reader import LogReader
+from tidegate.txn.log.record import Delivered, Fed, Pushed, RawFed, Subscribed, from_us
+from tidegate.txn.outcomes import Report
+from tidegate.txn.program import UnitProgram
+from tidegate.txn.recovery import Parts, Replay
 
 if TYPE_CHECKING:
     from tidegate.engine import Engine
@@ -43,18 +46,28 @@ class Target:
     def sequence(self, sequence: int) -> None:
         self._engine.sequence = sequence
 
-    def reaccept(self, record: Pushed | Fed) -> Iterator[tuple[int, Batch, dt.datetime]]:
-        """Accept what was accepted before, under the same numbers, batch by batch."""
+    def parts(self, record: Fed) -> Parts:
+        if record.source is not None:
+            self.offsets[record.source] = from_json(record.offset)
+        codec = self.codecs[record.stream]
+        rows = codec.read(record.rows) if isinstance(record, RawFed) else codec.unpack(record.rows)
+        self._engine.intake.prefetch(record.stream, rows)
+        return self.borders[record.stream].split_into(rows, record.size)
+
+    def reaccept_parts(self, record: Fed, parts: Parts) -> Iterator[tuple[int, Batch, dt.datetime]]:
+        border, time = self.borders[record.stream], from_us(record.time_us)
+        for sequence, (key, rows) in enumerate(parts, start=record.sequence):
+            yield sequence, border.accept(key, rows), time
+
+    def rerun_parts(self, units: list[UnitProgram], record: Fed, parts: Parts) -> None:
+        self._engine.sequence = record.sequence - 1
+        self._engine.intake.run_parts(units, self.borders[record.stream], parts, from_us(record.time_us))
+
+    def reaccept(self, record: Pushed) -> tuple[int, Batch, dt.datetime]:
         border = self.borders[record.stream]
         rows = self.codecs[record.stream].unpack(record.rows)
-        time = from_us(record.time_us)
-        if isinstance(record, Fed):
-            sequence = record.sequence
-            for start in range(0, len(rows), record.size):
-                for key, part in border.split(rows[start : start + record.size]).items():
-                    yield sequence, border.accept(key, part), time
-                    sequence += 1
-            return
+        if record.source is not None:
+            self.offsets[record.source] = from_json(record.offset)
         ((key, part),) = border.split(rows).items()
         batch: Batch = border.accept(key, part, record.batch_id if record.explicit else None)
         if batch.id != record.batch_id:
@@ -62,9 +75,7 @@ class Target:
                 f"replay numbers a batch of {record.stream} {batch.id}, the log says {record.batch_id}; the base does not "
                 f"belong to this log"
             )
-        if record.source is not None:
-            self.offsets[record.source] = from_json(record.offset)
-        yield record.sequence, batch, time
+        return record.sequence, batch, from_us(record.time_us)
 
     def apply_delivered(self, record: Delivered) -> None:
         self._engine.outbox.apply_delivered(record)
@@ -82,22 +93,19 @@ def recover(
     began = engine.clock.monotonic()
     if opened.cut is not None:
         notes.append(f"cut a torn tail of {opened.cut.size} bytes off {opened.cut.file} (never acknowledged)")
-
-    def entries() -> Iterator[Entry]:
-        for entry in LogReader(files, start):
-            if not isinstance(entry.record, Checkpoint):
-                yield entry
-
-    replay = Replay(Target(engine), engine.executor, engine.app.recovery)
-    segment = None
-    reader = LogReader(files, start)
-    for entry in reader:
-        if reader.segment is not segment and not isinstance(entry.record, Checkpoint):
-            segment = reader.segment
+    for segment, last in opened.segments:
+        if last >= start:
             check_segment(engine.app, segment, accept_changed)
-        replay.look_ahead(entry.record)
-    engine.journal.log = replay.unlogged
-    report = replay.run(_watched(entries(), start, opened.end, progress))
+    assert isinstance(engine.executor, SerialExecutor)
+    replay = Replay(Target(engine), engine.executor, engine.app.recovery)
+    for entry in opened.outcomes:
+        if entry.lsn >= start:
+            replay.look_ahead(entry.record)
+    engine.journal.log = replay.outcomes
+    records = LogReader(files, start).records(lambda lsn: progress(max(lsn - start, 0), opened.end - start))
+    report = replay.run(records)
+    if report.records:
+        progress(opened.end - start, opened.end - start)
     engine.journal.log = None
     report.unlogged = list(replay.unlogged.to_log(engine.scheduler))
     report.notes = notes
@@ -105,17 +113,6 @@ def recover(
     if report.records or notes:
         log.info("%s: %s", engine.directory.path, report)
     return report
-
-
-def _watched(entries: Iterator[Entry], start: int, end: int, progress: Progress) -> Iterator[Entry]:
-    shown = start
-    for entry in entries:
-        yield entry
-        if entry.end - shown > 1 << 18:
-            shown = entry.end
-            progress(shown - start, end - start)
-    if shown > start:
-        progress(end - start, end - start)
 
 
 def begin_log(engine: Engine, opened: Opened, merges: int) -> Durability:

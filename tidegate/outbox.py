@@ -7,16 +7,18 @@ crash could take back.
 
 from __future__ import annotations
 
+import datetime as dt
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from tidegate.changelog import changelogs
 from tidegate.errors import TidegateError
 from tidegate.storage.codec import from_json, to_json
 from tidegate.streams.batch import Batch
-from tidegate.txn.log.record import Delivered, Subscribed
+from tidegate.txn.log.record import Delivered, Subscribed, from_us, to_us
 
 if TYPE_CHECKING:
     from tidegate.delivery import Delivery
@@ -72,6 +74,14 @@ class DurableSubscription:
             raise
         return batches
 
+    def peek(self, limit: int | None = None) -> list[Batch]:
+        """The oldest batches that are not acknowledged, handed out or not. They are final, as those of :meth:`take`."""
+        with self._arrived:
+            batches = list(islice(self.waiting.values(), limit))
+        if batches:
+            self._outbox.settle()
+        return batches
+
     def wait(self, timeout_s: float | None = None) -> None:
         """Return when there is something to take, after ``timeout_s`` seconds, or when interrupted."""
         with self._arrived:
@@ -107,6 +117,17 @@ class DurableSubscription:
         with self._outbox.lock:  # one step for a checkpoint: neither before the record nor between the two
             self._outbox.log(record)
             self.forget(addresses)
+            self._outbox.made_room()
+
+    def refuse(self, batch: Batch, reason: str) -> None:
+        """The target does not want this batch: it becomes a dead letter, and what is behind it is next."""
+        now = self._outbox.now()
+        record = Delivered(self.name, [[to_json(batch.key), batch.id]], reason, to_us(now))
+        with self._outbox.lock:
+            self._outbox.log(record)
+            self._outbox.dead_letter(self.name, batch, reason, now)
+            self.forget([(batch.key, batch.id)])
+            self._outbox.made_room()
 
     def forget(self, addresses: Iterable[Address]) -> None:
         with self._arrived:
@@ -123,6 +144,7 @@ class Outbox:
         self.lock = engine.lock
         self.subscriptions: dict[str, DurableSubscription] = {}
         self.deliveries: dict[str, Delivery] = {}
+        engine.runtime.changelogs = changelogs(engine.app, engine.database)
 
     def subscribe(self, name: str, stream: str) -> DurableSubscription:
         """The subscription ``name``: as it was left, or new from now on."""
@@ -159,6 +181,22 @@ class Outbox:
         subscription = self.subscriptions.pop(name)
         self._engine.runtime.listeners[subscription.stream].remove(subscription.receive)
 
+    # ---- how much waits
+
+    def full(self) -> DurableSubscription | None:
+        """A subscription with as many batches waiting as there may be; while there is one, no new work is taken."""
+        backlog = self._engine.config.backlog
+        return next((s for s in self.subscriptions.values() if len(s.waiting) >= backlog), None)
+
+    def made_room(self) -> None:
+        self._engine.executor.ended.notify_all()
+
+    def dead_letter(self, subscription: str, batch: Batch, reason: str, at: dt.datetime) -> None:
+        self._engine.journal.refused(subscription, batch, reason, at)
+
+    def now(self) -> dt.datetime:
+        return self._engine.clock.now()
+
     # ---- the log
 
     def lsn(self) -> int:
@@ -183,8 +221,16 @@ class Outbox:
                 self._engine.durable.append(record)
 
     def apply_delivered(self, record: Delivered) -> None:
-        if record.subscription in self.subscriptions:
-            self.subscriptions[record.subscription].forget((from_json(key), i) for key, i in record.batches)
+        subscription = self.subscriptions.get(record.subscription)
+        if subscription is None:
+            return
+        addresses = [(from_json(key), batch_id) for key, batch_id in record.batches]
+        if record.refused is not None:
+            for address in addresses:
+                self.dead_letter(
+                    subscription.name, subscription.waiting[address], record.refused, from_us(record.time_us)
+                )
+        subscription.forget(addresses)
 
     def apply_subscribed(self, record: Subscribed) -> None:
         if record.closed:

@@ -31,7 +31,7 @@ class Result:
     def rows(self) -> list[Any]:
         """The rows as named tuples."""
         make = row_class("Row", self.columns)._make
-        columns = [[_plain(value) for value in column.to_pylist()] for column in self.arrow.columns]
+        columns = [[plain(value) for value in column.to_pylist()] for column in self.arrow.columns]
         return [make(values) for values in zip(*columns, strict=True)]
 
     def __iter__(self) -> Iterator[Any]:
@@ -76,9 +76,10 @@ class Result:
         return f"<Result {len(self)} rows: {', '.join(self.columns)}>"
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """A value of an Arrow column as stored: lists are tuples, intervals timedeltas."""
     if isinstance(value, list):
-        return tuple(_plain(item) for item in value)
+        return tuple(plain(item) for item in value)
     if isinstance(value, pa.MonthDayNano):
         return timedelta(days=value.months * 30 + value.days, microseconds=value.nanoseconds // 1000)
     return value

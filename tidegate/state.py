@@ -7,6 +7,7 @@ inputs, and the old row versions that they may still read.
 
 from __future__ import annotations
 
+import base64
 import datetime as dt
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -19,7 +20,9 @@ from tidegate.storage.codec import from_json, to_json, widened
 from tidegate.storage.schema import TableSchema
 from tidegate.streams.batch import Batch
 from tidegate.streams.border import Sequence
+from tidegate.streams.windows.declared import Declared
 from tidegate.txn.executors import Context
+from tidegate.txn.positions import sequence_of
 from tidegate.txn.scheduler import Execution
 from tidegate.txn.ticket import Ticket
 
@@ -45,17 +48,10 @@ def saved_state(engine: Engine, lsn: int) -> dict[str, Any]:
             for name, border in engine.borders.items()
         },
         "windows": [
-            [
-                program.name,
-                name,
-                to_json(key),
-                buffer.first,
-                buffer.windows,
-                to_json([list(e) for e in buffer.elements]),
-            ]
+            [program.name, name, to_json(key), _told_window(state.spec), base64.b64encode(state.save()).decode()]
             for program in engine.runtime.programs.values()
-            for name, buffers in program.windows.items()
-            for key, buffer in buffers.items()
+            for name, states in program.windows.items()
+            for key, state in states.items()
         ],
         "aborts": [{**asdict(a), "at": a.at.isoformat()} for a in engine.journal.aborts],
         "dead_letters": [{**asdict(d), "at": d.at.isoformat()} for d in engine.journal.dead_letters],
@@ -77,6 +73,7 @@ def _unfinished(engine: Engine) -> dict[str, Any]:
                 "batch_id": e.batch_id,
                 "inputs": {stream: _batch(batch) for stream, batch in e.inputs.items()},
                 "missing": sorted(e.missing),
+                "entry": e.entry,
                 "started": e.started,
                 "time": e.context.time.isoformat(),
             }
@@ -174,14 +171,25 @@ def _told(columns: list[list[Any]]) -> str:
 
 
 def _restore_windows(engine: Engine, windows: list[Any]) -> None:
-    for procedure, name, key, first, fired, elements in windows:
+    for procedure, name, key, was, saved in windows:
         program = engine.runtime.programs.get(procedure)
         if program is None or name not in program.windows:
             continue
-        relation = engine.app.streams[program.window_spec(name).stream].relation
-        buffer = program.buffer(name, from_json(key))
-        buffer.first, buffer.windows = first, fired
-        buffer.elements.extend([widened(relation, from_json(row)) for row in element] for element in elements)
+        spec = program.window_spec(name)
+        if was != _told_window(spec):
+            raise RecoveryRefused(
+                f"window {name} of procedure {procedure} was declared as ({was}) and holds rows, now it is "
+                f"({_told_window(spec)}); what it holds does not fit. Declare it as it was, or give the changed window another "
+                f"name, under which it begins empty"
+            )
+        program.window(name, from_json(key)).restore(base64.b64decode(saved))
+
+
+def _told_window(spec: Declared) -> str:
+    """What a window's contents depend on."""
+    if spec.plain:
+        return f"rows by {spec.kind}"  # its range and slide may change
+    return str(spec) if spec.compute is None else f"{spec} computing {spec.compute!r}"
 
 
 def _restore_unfinished(engine: Engine, saved: Mapping[str, Any]) -> None:
@@ -215,6 +223,7 @@ def _restore_unfinished(engine: Engine, saved: Mapping[str, Any]) -> None:
                 e["batch_id"],
                 inputs,
                 set(e["missing"]),
+                e.get("entry", sequence_of(e["position"])),
                 e["started"],
             )
             ticket = Ticket(engine.wait)

@@ -96,7 +96,7 @@ def _waiting(engine: Engine) -> dict[Any, Any]:
     return {
         (subscription.name, *address): [tuple(row) for row in batch]
         for subscription in engine.outbox.subscriptions.values()
-        for address, (_, batch) in subscription.waiting.items()
+        for address, batch in subscription.waiting.items()
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,14 +14,19 @@ from sqlglot import exp
 from tidegate.dataflows.validation import unknown
 from tidegate.errors import StatementError
 from tidegate.result import Result
+from tidegate.storage.codec import to_json
 from tidegate.storage.ddl import Scratch
+from tidegate.storage.parameters import for_sqlglot
 from tidegate.storage.schema import Column, Relation
 from tidegate.storage.statements import prepare
 from tidegate.storage.types import column_type
 from tidegate.storage.view import Access, View
 from tidegate.streams.batch import Batch
+from tidegate.streams.windows import WindowState
+from tidegate.streams.windows.join_state import JoinState
+from tidegate.txn.log.record import from_us
 from tidegate.txn.positions import describe
-from tidegate.txn.scheduler import Why
+from tidegate.txn.scheduler import Execution, Why
 
 if TYPE_CHECKING:
     from tidegate.engine import Engine
@@ -139,7 +144,7 @@ def _streams(engine: Engine) -> Iterable[tuple[Any, ...]]:
     for stream in engine.app.streams.values():
         border = engine.borders.get(stream.name)
         for key, sequence in (border.sequences.items() if border is not None else ()) or [(None, None)]:
-            queued = sum(1 for e in waiting if stream.name in e.unit.inputs and (border is None or e.key == key))
+            queued = sum(1 for e in waiting if _reads(e, stream.name) and (border is None or e.key == key))
             yield (
                 stream.name,
                 stream.border,
@@ -150,29 +155,84 @@ def _streams(engine: Engine) -> Iterable[tuple[Any, ...]]:
             )
 
 
-def _windows(engine: Engine) -> Iterable[tuple[Any, ...]]:
+def _reads(execution: Execution, stream: str) -> bool:
+    """Does it have, or wait for, a batch of this stream? An either-procedure has only some of its inputs."""
+    return stream in execution.unit.inputs and (stream in execution.missing or stream in execution.inputs)
+
+
+def _states(engine: Engine) -> Iterator[tuple[str, str, WindowState, Any]]:
     for program in engine.runtime.programs.values():
-        for name, buffers in program.windows.items():
-            spec = program.window_spec(name)
-            for key, buffer in buffers.items():
-                rows = sum(len(element) for element in buffer.elements)
-                yield (
-                    program.name,
-                    name,
-                    spec.stream,
-                    _text(key),
-                    spec.unit,
-                    spec.size,
-                    spec.slide,
-                    rows,
-                    buffer.windows,
-                )
+        for name, states in program.windows.items():
+            for key, state in states.items():
+                yield program.name, name, state, key
+
+
+def _windows(engine: Engine) -> Iterable[tuple[Any, ...]]:
+    for procedure, name, state, key in _states(engine):
+        spec = state.spec
+        timed = (spec.by_time and spec.on is None) or spec.timed
+        watermark = None if state.watermark is None or not timed else from_us(state.watermark)
+        told = None if spec.compute is None else repr(spec.compute)
+        yield (
+            procedure,
+            name,
+            spec.stream,
+            _text(key),
+            str(spec),
+            told,
+            state.held(),
+            state.fired,
+            watermark,
+            state.late,
+        )
+
+
+def _late_rows(engine: Engine) -> Iterable[tuple[Any, ...]]:
+    for procedure, name, state, key in _states(engine):
+        for row in state.late_rows:
+            stream, row = row if isinstance(state, JoinState) else (state.spec.stream, row)
+            yield procedure, name, stream, _text(key), json.dumps(to_json(tuple(row)))
 
 
 def _tables(engine: Engine) -> Iterable[tuple[Any, ...]]:
     for table in engine.database.tables.values():
         partition_by = ", ".join(table.schema.partition_by) or None
         yield (table.name, partition_by, len(table.rows), table.complete, len(table.dirty), len(table.chained))
+
+
+def _evaluations(engine: Engine) -> Iterable[tuple[Any, ...]]:
+    """One row for each window that computes something by a plan."""
+    for program in engine.runtime.programs.values():
+        for name, plan in program.plans.items():
+            backend, ahead = plan.backend, program.ahead.get(name)
+            decisions = "; ".join(f"{operation}: {d.way}" for operation, d in plan.decisions.items())
+            counts = (None,) * 4 if ahead is None else (ahead.depth.now, ahead.foreseen, ahead.used, ahead.voided)
+            named = plan.spec.backend or engine.config.backend
+            note = backend.notes[-1] if backend.notes else None
+            yield (program.name, name, named, repr(plan.pattern), decisions, *counts, backend.takeovers, note)
+
+
+def _sources(engine: Engine) -> Iterable[tuple[Any, ...]]:
+    """Every source that ever brought rows, and what is known of those at work now."""
+    for name in {**engine.offsets, **engine.ingestions}:
+        position = json.dumps(to_json(engine.offsets.get(name)))
+        at_work = engine.ingestions.get(name)
+        if at_work is None:
+            yield name, None, None, None, None, None, position, None
+        else:
+            error = None if at_work.error is None else str(at_work.error)
+            known = (at_work.stream, at_work.state, at_work.rows, at_work.rejected, at_work.lag)
+            yield name, *known, position, error
+
+
+def _deliveries(engine: Engine) -> Iterable[tuple[Any, ...]]:
+    for name, subscription in engine.outbox.subscriptions.items():
+        delivery = engine.outbox.deliveries.get(name)
+        facts: tuple[Any, ...] = (None, None, None, None)
+        if delivery is not None:
+            error = None if delivery.error is None else str(delivery.error)
+            facts = (type(delivery.sink).__name__, delivery.delivered, delivery.refused, error)
+        yield (name, subscription.stream, len(subscription), *facts)
 
 
 VIEWS = {
@@ -203,9 +263,20 @@ VIEWS = {
         ),
         SystemView(
             "windows",
-            "procedure VARCHAR, name VARCHAR, stream VARCHAR, key VARCHAR, unit VARCHAR, size BIGINT, slide BIGINT, "
-            "rows BIGINT, fired BIGINT",
+            "procedure VARCHAR, name VARCHAR, stream VARCHAR, key VARCHAR, kind VARCHAR, computes VARCHAR, "
+            "held BIGINT, fired BIGINT, watermark TIMESTAMP, late BIGINT",
             _windows,
+        ),
+        SystemView(
+            "evaluations",
+            "procedure VARCHAR, name VARCHAR, backend VARCHAR, pattern VARCHAR, way VARCHAR, depth BIGINT, foreseen BIGINT, "
+            "used BIGINT, void BIGINT, takeovers BIGINT, note VARCHAR",
+            _evaluations,
+        ),
+        SystemView(
+            "late_rows",
+            "procedure VARCHAR, window_name VARCHAR, stream VARCHAR, key VARCHAR, row_values VARCHAR",
+            _late_rows,
         ),
         SystemView(
             "aborts",
@@ -225,6 +296,17 @@ VIEWS = {
             "merges",
             "number BIGINT, rows BIGINT, seconds DOUBLE, at_time TIMESTAMP",
             lambda e: ((m.number, m.rows, m.seconds, m.at) for m in e.merger.done),
+        ),
+        SystemView(
+            "sources",
+            "name VARCHAR, stream VARCHAR, state VARCHAR, rows BIGINT, rejected BIGINT, lag BIGINT, position VARCHAR, "
+            "error VARCHAR",
+            _sources,
+        ),
+        SystemView(
+            "deliveries",
+            "name VARCHAR, stream VARCHAR, waiting BIGINT, sink VARCHAR, delivered BIGINT, refused BIGINT, error VARCHAR",
+            _deliveries,
         ),
         SystemView(
             "tables",
@@ -277,7 +359,7 @@ def query(engine: Engine, sql: Any, parameters: Any) -> Result:
 def _flat_names(sql: str) -> str:
     """``tidegate.locks`` as the relation ``tidegate_locks``."""
     try:
-        tree = sqlglot.parse_one(sql, dialect="duckdb")
+        tree = sqlglot.parse_one(for_sqlglot(sql), dialect="duckdb")
     except sqlglot.errors.SqlglotError:
         return sql  # prepare() says what is wrong with it
     views = [t for t in tree.find_all(exp.Table) if t.db.lower() == "tidegate"]
@@ -286,6 +368,9 @@ def _flat_names(sql: str) -> str:
         if name not in VIEWS:
             raise unknown("query", "system view", f"tidegate.{table.name}", [n.replace("_", ".", 1) for n in VIEWS])
         table.replace(exp.alias_(exp.to_table(name), table.alias or table.name, table=True))
+    for column in tree.find_all(exp.Column) if views else ():
+        if column.text("db").lower() == "tidegate":  # tidegate.locks.mode
+            column.set("db", None)
     return tree.sql(dialect="duckdb") if views else sql
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from tidegate.clock import Clock
@@ -15,6 +15,7 @@ from tidegate.crashpoints import crash_point
 from tidegate.errors import Aborted, ProcedureFailed, StillWaiting
 from tidegate.storage.database import Readers
 from tidegate.streams.batch import Batch
+from tidegate.txn.log.record import to_us
 from tidegate.txn.positions import Position, position
 from tidegate.txn.program import UnitProgram
 from tidegate.txn.runtime import Runtime, interrupted
@@ -81,6 +82,8 @@ class Executor:
 
     def submit(self, sequence: int, batch: Batch, time: dt.datetime, ticket: Ticket) -> None:
         """Admit a border batch."""
+        if self.runtime.ahead is not None:
+            self.runtime.ahead.coming(batch.relation.name, batch.key, batch.rows, to_us(time))
         for execution in self.scheduler.admit(sequence, batch):
             if execution.context is None:
                 execution.context = Context(self.runtime.units[execution.unit.name], time, ticket)
@@ -88,6 +91,29 @@ class Executor:
                 execution.context.tickets.append(ticket)
             ticket.pending += 1
         self._after_scheduling()
+
+    def submit_begun(
+        self,
+        done: Iterable[UnitProgram],
+        sequence: int,
+        batch: Batch,
+        streams: Mapping[str, Batch],
+        time: dt.datetime,
+        ticket: Ticket,
+    ) -> None:
+        """Admit a border batch whose first units, ``done``, have ended already and left the batches ``streams``.
+
+        Nothing else is unfinished, so the scheduler comes to where it would be had it been asked from the start.
+        """
+        Executor.submit(self, sequence, batch, time, ticket)
+        for unit in done:
+            execution = self.scheduler.live.get(position(sequence, unit.rank))
+            if execution is not None:  # else it never started: a batch it needs had no rows
+                self.scheduler.finish(
+                    self.scheduler.take(execution), {s: streams[s] for s in unit.unit.outputs if s in streams}
+                )
+                self._finish_tickets(execution, None, None)
+                self._after_scheduling()
 
     def submit_call(
         self,
@@ -194,7 +220,7 @@ class Executor:
         assert txn is not None
         with self.lock:
             if outcome is None:
-                outputs = self._commit(txn, self._someone_reads_older(execution.position))
+                outputs = self.commit(txn, self._someone_reads_older(execution.position))
                 self._end(execution, outputs, None)
             elif isinstance(outcome, str):
                 context.asked_at = self.clock.monotonic()
@@ -218,7 +244,7 @@ class Executor:
             self._after_scheduling()
             self.ended.notify_all()
 
-    def _commit(self, txn: Transaction, keep_older: bool) -> dict[str, Batch]:
+    def commit(self, txn: Transaction, keep_older: bool) -> dict[str, Batch]:
         """Log it first, then make it visible: what the log refuses has not happened."""
         crash_point("execution-before-commit")
         self.journal.committed(txn)
@@ -289,7 +315,9 @@ class SerialExecutor(Executor):
         graph = runtime.graph
         self._inline: dict[str, list[UnitProgram]] = {}
         for stream, units in graph.caused_by.items():
-            plain = all(unit.ancestors == {stream} and not unit.awaited for unit in units)
+            plain = all(
+                (unit.numbered_by is not None or unit.ancestors == {stream}) and not unit.awaited for unit in units
+            )
             watched = any(runtime.units[unit.name].deadline_s is not None for unit in units)
             if plain and not watched and not runtime.app.streams[stream].awaited:
                 self._inline[stream] = [runtime.units[unit.name] for unit in units]
@@ -330,7 +358,7 @@ class SerialExecutor(Executor):
             self.journal.failed(txn, interrupted(txn, error))
             raise
         if outcome is None:
-            self._commit(txn, bool(self.snapshots))
+            self.commit(txn, bool(self.snapshots))
             ticket.value = txn.result
         else:
             assert not isinstance(outcome, str)
@@ -352,13 +380,8 @@ class SerialExecutor(Executor):
         runtime = self.runtime
         streams = {batch.relation.name: batch}
         for place, unit in enumerate(units):
-            inputs = {}
-            for name in unit.unit.inputs:
-                if name not in streams:
-                    break
-                inputs[name] = streams[name]
-            else:
-                txn = Transaction(runtime, unit, position(sequence, unit.rank), batch.id, batch.key, time, inputs)
+            txn = inline_transaction(runtime, unit, sequence, batch, streams, time)
+            if txn is not None:
                 try:
                     outcome = runtime.attempt(txn)
                 except BaseException as error:
@@ -366,8 +389,8 @@ class SerialExecutor(Executor):
                     self._halt_inline(units[:place], unit, sequence, batch, streams, time, ticket, txn, outcome)
                     raise
                 if outcome is None:
-                    streams.update(self._commit(txn, bool(self.snapshots)))
-                elif not self._undone_inline(txn, outcome, ticket):
+                    streams.update(self.commit(txn, bool(self.snapshots)))
+                elif not self.undone_inline(txn, outcome, ticket):
                     assert isinstance(outcome, ProcedureFailed)
                     self._halt_inline(units[:place], unit, sequence, batch, streams, time, ticket, txn, outcome)
                     return
@@ -376,7 +399,7 @@ class SerialExecutor(Executor):
             if not ticket.pending:
                 ticket.finish()
 
-    def _undone_inline(self, txn: Transaction, outcome: Any, ticket: Ticket | None) -> bool:
+    def undone_inline(self, txn: Transaction, outcome: Any, ticket: Ticket | None) -> bool:
         """Record an abort or a dead letter; False when the dataflow has to halt instead."""
         if ticket is not None:
             ticket.error = ticket.error or outcome
@@ -404,18 +427,27 @@ class SerialExecutor(Executor):
     ) -> None:
         """Tell the scheduler what has run, so that it can stop the dataflow in front of the rest."""
         ticket = ticket or Ticket(self.wait)
-        finished = {unit.name for unit in done}
-        super().submit(sequence, batch, time, ticket)
-        while execution := self.scheduler.next():
-            if execution.unit.name in finished:
-                self.scheduler.finish(execution, {s: streams[s] for s in execution.unit.outputs if s in streams})
-                self._finish_tickets(execution, None, None)
-                self._after_scheduling()
-            else:
-                assert execution.unit.name == failed.name
-                self.journal.halted(txn, error, self.scheduler.halt(execution))
-                ticket.stop(error)
-                break
+        self.submit_begun(done, sequence, batch, streams, time, ticket)
+        execution = self.scheduler.next()
+        assert execution is not None
+        assert execution.unit.name == failed.name
+        self.journal.halted(txn, error, self.scheduler.halt(execution))
+        ticket.stop(error)
+
+
+def inline_transaction(
+    runtime: Runtime, unit: UnitProgram, sequence: int, batch: Batch, streams: Mapping[str, Batch], time: dt.datetime
+) -> Transaction | None:
+    """The transaction of a unit on what there is on its inputs; None when it does not start, because a batch has no rows."""
+    if unit.only_input is not None:
+        only = streams.get(unit.only_input)
+        inputs = {} if only is None else {unit.only_input: only}
+    else:
+        inputs = {name: streams[name] for name in unit.inputs if name in streams}
+    if not inputs or (len(inputs) < len(unit.inputs) and not unit.unit.either):
+        return None
+    number = batch.id if unit.unit.numbered_by is None else sequence
+    return Transaction(runtime, unit, position(sequence, unit.rank), number, batch.key, time, inputs)
 
 
 def still_waiting(executions: Iterable[Execution], ticket: Ticket) -> StillWaiting:

@@ -14,7 +14,11 @@ from tidegate.storage.database import Database
 from tidegate.storage.schema import Relation
 from tidegate.storage.statements import Statement
 from tidegate.storage.view import Access
-from tidegate.streams.windows import WindowBuffer, WindowSpec
+from tidegate.streams.windows import WindowState
+from tidegate.streams.windows.ahead import LookAhead
+from tidegate.streams.windows.backends import REFERENCE, Evaluation
+from tidegate.streams.windows.declared import Declared, open_window, window_relation
+from tidegate.streams.windows.plan import Plan
 
 
 class Program:
@@ -24,21 +28,35 @@ class Program:
     means that at most one execution per key is at work on it.
     """
 
-    def __init__(self, app: App, graph: Graph, procedure: Procedure, database: Database) -> None:
+    def __init__(
+        self, app: App, graph: Graph, procedure: Procedure, database: Database, evaluation: Evaluation = REFERENCE
+    ) -> None:
         self.procedure = procedure
         self.name = procedure.name
         self.function: Callable[..., Any] = procedure.function
-        self.inputs = procedure.inputs
+        self.inputs = {name: app.streams[name].relation for name in procedure.inputs}
+        self.either = procedure.either
         self.outputs: dict[str, Relation] = {name: app.streams[name].relation for name in procedure.outputs}
         self.awaited = tuple(s for s in procedure.inputs if app.streams[s].awaited)
         self.plain_input = procedure.inputs[0] if len(procedure.inputs) == 1 and not self.awaited else None
         declared = graph.access_of[procedure.name]
         self.access = {access.table: bind_access(access, database) for access in declared}
         self.by_key = tuple(access.table for access in declared if access.by_key)
-        self.windows: dict[str, dict[Any, WindowBuffer]] = {name: {} for name in procedure.windows}
-        self.relations = {
-            name: Relation(name, app.streams[spec.stream].relation.columns) for name, spec in procedure.windows.items()
+        self.windows: dict[str, dict[Any, WindowState]] = {name: {} for name in procedure.windows}
+        self.window_streams = tuple((name, tuple(spec.streams)) for name, spec in procedure.windows.items())
+        self.relations = {name: window_relation(spec, self.inputs, name) for name, spec in procedure.windows.items()}
+        self.plans = {
+            name: Plan(spec, self.inputs[spec.stream], evaluation.backend_of(spec))
+            for name, spec in procedure.windows.items()
+            if spec.compute is not None
         }
+        in_turn = self.plain_input is not None or self.either  # no other input decides when a batch has its turn
+        self.ahead: dict[str, LookAhead] = {}
+        for name, plan in self.plans.items():
+            stream = app.streams[plan.spec.stream]
+            ahead = evaluation.ahead_of(plan, stream.relation, known=stream.border and in_turn)
+            if ahead is not None:
+                self.ahead[name] = ahead
         self.stream_triggers: dict[str, list[Statement]] = {}
         self.window_triggers: dict[str, list[Statement]] = {}
         for trigger in graph.triggers_of(procedure):
@@ -46,6 +64,7 @@ class Program:
                 self.window_triggers.setdefault(trigger.window[1], []).append(trigger.statement)
             else:
                 self.stream_triggers.setdefault(str(trigger.stream), []).append(trigger.statement)
+        self.timed = any(not spec.plain for spec in procedure.windows.values())
         self._signature = inspect.signature(procedure.function)
         self.prepares = bool(self.windows) or any(s in self.stream_triggers for s in self.inputs)
 
@@ -76,14 +95,19 @@ class Program:
                     partitions[access.table] = (value,)
         return (arguments, named), partitions
 
-    def window_spec(self, name: str) -> WindowSpec:
+    def window_spec(self, name: str) -> Declared:
         return self.procedure.windows[name]
 
-    def buffer(self, name: str, key: Any) -> WindowBuffer:
-        buffers = self.windows[name]
-        found = buffers.get(key)
+    def window(self, name: str, key: Any) -> WindowState:
+        """The state of a window for one key of its stream."""
+        states = self.windows[name]
+        found = states.get(key)
         if found is None:
-            found = buffers[key] = WindowBuffer(self.procedure.windows[name])
+            spec = self.procedure.windows[name]
+            found = open_window(spec, self.inputs, self.plans.get(name))
+            if name in self.ahead:
+                found = self.ahead[name].attach(key, found)
+            states[key] = found
         return found
 
 
@@ -94,6 +118,8 @@ class UnitProgram:
         self.unit = unit
         self.name = unit.name
         self.rank = unit.rank
+        self.inputs = unit.inputs
+        self.only_input = unit.inputs[0] if len(unit.inputs) == 1 else None
         self.members = tuple(programs[procedure.name] for procedure in unit.members)
         self.by_key = tuple(dict.fromkeys(table for program in self.members for table in program.by_key))
         self.deadline_s = min((m.deadline_s for m in unit.members if m.deadline_s is not None), default=None)

@@ -10,6 +10,10 @@ it ends in the same state, and nothing it does is visible outside before it is d
 
 What can't be expected to happen again in the same way (a procedure that raised, a deadline that passed) is in the log in
 every mode, and its outcome is repeated instead of its run.
+
+While nothing else is unfinished a batch needs no scheduler, here as in the serial executor: its units end one after
+another. As soon as the log says otherwise (a halt, other work in between), what is left goes to the scheduler, which
+comes to where it would be had it been asked from the start.
 """
 
 from __future__ import annotations
@@ -17,23 +21,26 @@ from __future__ import annotations
 import datetime as dt
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import msgspec
-
-from tidegate.errors import Aborted, CorruptionError, DeadlineExceeded, ProcedureFailed, RecoveryRefused
+from tidegate.errors import Aborted, CorruptionError, DeadlineExceeded, ProcedureFailed
 from tidegate.storage.codec import RowCodec, from_json
 from tidegate.streams.batch import Batch
 from tidegate.streams.border import Border
-from tidegate.txn.executors import Executor
-from tidegate.txn.log.reader import Entry
-from tidegate.txn.log.record import Called, Delivered, Executed, Fed, Pushed, Resumed, Subscribed, from_us
-from tidegate.txn.positions import describe, sequence_of
+from tidegate.txn.executors import Executor, SerialExecutor, inline_transaction
+from tidegate.txn.log.record import Any_, Called, Delivered, Executed, Fed, Pushed, Resumed, Subscribed, from_us, to_us
+from tidegate.txn.outcomes import Repeats, Report, Unlogged, differs
+from tidegate.txn.positions import Position, describe, position, sequence_of
+from tidegate.txn.program import UnitProgram
 from tidegate.txn.runtime import Runtime
-from tidegate.txn.scheduler import Execution, Scheduler, State
+from tidegate.txn.scheduler import Scheduler, State
 from tidegate.txn.ticket import Ticket
 from tidegate.txn.transaction import Transaction
+
+SCHEDULED = ("halted", "failed")  # outcomes that only the scheduler's path deals with
+REPEATED = ("committed", "aborted")  # outcomes of running a procedure again, in mode strong
+
+Parts = list[tuple[Any, list[Any]]]
 
 
 class Recovering(Protocol):
@@ -48,108 +55,87 @@ class Recovering(Protocol):
 
     def apply_delivered(self, record: Delivered) -> None: ...
     def apply_subscribed(self, record: Subscribed) -> None: ...
-    def reaccept(self, record: Pushed | Fed) -> Iterator[tuple[int, Batch, dt.datetime]]: ...
+    def reaccept(self, record: Pushed) -> tuple[int, Batch, dt.datetime]:
+        """Accept what was accepted before, under the same number."""
+        ...
 
+    def parts(self, record: Fed) -> Parts:
+        """The batches of a chunk, as (key, rows), their rows as stored."""
+        ...
 
-@dataclass
-class Report:
-    """What a recovery did."""
+    def reaccept_parts(self, record: Fed, parts: Parts) -> Iterator[tuple[int, Batch, dt.datetime]]:
+        """Accept them one by one, under the same numbers."""
+        ...
 
-    replayed: dict[str, int] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    seconds: float = 0.0
-    unlogged: list[Executed] = field(default_factory=list)  # failures of the replay that are still to be logged
-
-    @property
-    def records(self) -> int:
-        return sum(self.replayed.values())
-
-    def __str__(self) -> str:
-        counts = ", ".join(f"{count:,} {what}" for what, count in self.replayed.items())
-        told = [f"replayed {counts} in {self.seconds:.2f} s" if counts else "nothing to replay", *self.notes]
-        return "; ".join(told)
-
-
-class Unlogged:
-    """Failures that happen in a replay of mode weak without being in the log, whose end did not reach the disk.
-
-    They go into the log when the engine opens, so that the next replay repeats them.
-    """
-
-    mode = "weak"
-
-    def __init__(self) -> None:
-        self.records: list[Executed] = []
-        self.repeating = False  # the outcome at hand comes from the log
-
-    def committed(self, txn: Transaction) -> None:
-        pass
-
-    def ended(self, txn: Transaction, outcome: str, reason: str, parked: Iterable[int] = ()) -> None:
-        if not self.repeating and outcome != "aborted":
-            self.records.append(Executed(txn.position, outcome, txn.procedure, reason, parked=list(parked)))
-
-    def hold(self, tickets: Iterable[Ticket]) -> None:
-        pass
-
-    def to_log(self, scheduler: Scheduler) -> Iterator[Executed]:
-        """The records. What came while a dataflow was halted was put aside too: the next replay meets it before the halt."""
-        for record in self.records:
-            if record.outcome == "halted":
-                dataflow = scheduler.parked[record.position].unit.dataflow
-                behind = [
-                    at for at, e in scheduler.parked.items() if e.unit.dataflow == dataflow and at != record.position
-                ]
-                record = msgspec.structs.replace(record, parked=behind)
-            yield record
+    def rerun_parts(self, units: list[UnitProgram], record: Fed, parts: Parts) -> None:
+        """Accept and run them one after another, by the same steps as when they were fed."""
+        ...
 
 
 class Replay:
     """Applies log records to an engine. ``mode`` is the mode the log was written in."""
 
-    def __init__(self, engine: Recovering, executor: Executor, mode: str) -> None:
+    def __init__(self, engine: Recovering, executor: SerialExecutor, mode: str) -> None:
         self._engine = engine
         self._executor = executor
         self._scheduler = engine.scheduler
         self._as_logged = mode in ("strong", "effects")
         self._held: set[int] = set()  # weak mode: must not run before the record that says how they ended
-        self._stepwise = self._as_logged  # executions run when their record comes, not as part of admission
+        self._records: Iterator[Any_] = iter(())
+        self._peeked: deque[Any] = deque()  # records behind the next one, if someone had to look
+        self._next: Any = None  # the record that comes next; None at the end of the log
         self._admitting: deque[Iterator[tuple[int, Batch, dt.datetime]]] = deque()
-        self._admitted = 0  # the sequence number of the last batch admitted
+        self._early: dict[int, list[tuple[int, Batch, dt.datetime]]] = {}  # of records read ahead
+        self._sequence = engine.sequence  # of the last batch admitted
+        self._batches = 0
+        self._executions = 0
         self._ticket = Ticket(executor.wait)
         self.unlogged = Unlogged()
+        self.outcomes: Unlogged | Repeats | None = None  # where outcomes go meanwhile
+        if mode != "effects":
+            self.outcomes = Repeats() if mode == "strong" else self.unlogged
         self.report = Report()
 
     def look_ahead(self, record: Any) -> None:
-        """Every record is shown once before the replay begins: what failed must not be run before its time."""
+        """Weak mode: outcomes are shown once before the replay begins. What failed must not be run before its time."""
         if isinstance(record, Executed) and not self._as_logged:
             self._held |= {record.position, *(record.parked or ())}
-            self._stepwise = True
 
-    def run(self, entries: Iterable[Entry]) -> Report:
-        """Apply ``entries``."""
+    def run(self, records: Iterable[Any_]) -> Report:
+        """Apply ``records``."""
         self._executor.watched = False  # a deadline that passed is in the log; no other one did
-        for entry in entries:
-            self._apply(entry.record)
-        self._admit_up_to(None)
+        self._records = iter(records) if self._executor.runtime.ahead is None else self._read_ahead(records)
+        self._advance()
+        if self._next is not None:
+            self._run_ready()  # the base may hold work that had not run when it was saved
+        while (record := self._next) is not None:
+            self._advance()
+            self._apply(record)
+            self._admit_due()
+        self._engine.sequence = self._sequence
+        for what, number in (("batches", self._batches), ("executions", self._executions)):
+            if number:
+                self._count(what, number)
         return self.report
+
+    def _advance(self) -> None:
+        self._next = self._peeked.popleft() if self._peeked else next(self._records, None)
 
     def _count(self, what: str, number: int = 1) -> None:
         self.report.replayed[what] = self.report.replayed.get(what, 0) + number
 
     def _apply(self, record: Any) -> None:
-        self._admit_up_to(sequence_of(record.position) if isinstance(record, Executed) else None)
         match record:
-            case Pushed() | Fed():
-                self._count("batches", 1 if isinstance(record, Pushed) else -(-len(record.rows) // record.size))
-                self._admitting.append(self._engine.reaccept(record))
-                if isinstance(record, Pushed):
-                    self._admit_up_to(None)
+            case Executed():
+                self._executed(record)
+            case Pushed():
+                for batch in self._accepted(record):
+                    self._submit(*batch)
+            case Fed():
+                self._fed(record)
             case Called():
                 self._count("calls")
                 self._call(record)
-            case Executed():
-                self._executed(record)
             case Resumed():
                 self._resumed(record)
             case Delivered():
@@ -159,13 +145,99 @@ class Replay:
 
     # ---- accepted work
 
-    def _admit_up_to(self, sequence: int | None) -> None:
-        """Admit what is left of a chunk (None: all of it), as far as it was admitted when the next record was written.
+    def _read_ahead(self, records: Iterable[Any_]) -> Iterator[Any_]:
+        """The records, read so far ahead that windows can be evaluated for the batches of many of them at once.
+
+        Batches are accepted as they are read: the order on each stream is that of the log all the same.
+        """
+        ahead = self._executor.runtime.ahead
+        assert ahead is not None
+        waiting: deque[Any_] = deque()
+        wanted = 1
+        for record in records:
+            waiting.append(record)
+            if isinstance(record, (Pushed, Fed)) and ahead.wanted(record.stream):
+                wanted = ahead.wanted(record.stream)
+                self._early[id(record)] = batches = list(self._accepted(record))
+                for _, batch, time in batches:
+                    ahead.coming(record.stream, batch.key, batch.rows, to_us(time))
+            while len(waiting) > wanted:
+                yield waiting.popleft()
+        yield from waiting
+
+    def _accepted(self, record: Pushed | Fed) -> Iterable[tuple[int, Batch, dt.datetime]]:
+        """The batches of a record, accepted again; those of a record read ahead have been."""
+        early = self._early.pop(id(record), None)
+        if early is not None:
+            return early
+        if isinstance(record, Pushed):
+            return [self._engine.reaccept(record)]
+        return self._engine.reaccept_parts(record, self._engine.parts(record))
+
+    def _fed(self, record: Fed) -> None:
+        """A chunk: run at one go when nothing in the log says that it did not, else admitted batch by batch."""
+        if record.together:
+            for batch in self._accepted(record):
+                self._submit(*batch)
+            return
+        units = self._executor.inline_plan(record.stream)
+        alone = self._scheduler.idle and not self._admitting and id(record) not in self._early
+        if units is None or not alone or self.outcomes is None:
+            self._admitting.append(iter(self._accepted(record)))
+            return
+        parts = self._engine.parts(record)
+        if self._runs_at_one_go(record.sequence + len(parts) - 1):
+            self._engine.rerun_parts(units, record, parts)
+            self._sequence = self._engine.sequence
+            self._batches += len(parts)
+            self._check_repeated()
+        else:
+            self._admitting.append(self._engine.reaccept_parts(record, parts))
+
+    def _runs_at_one_go(self, last: int) -> bool:
+        """May the chunk that ends with sequence ``last`` run as it did when it was fed?
+
+        Mode weak: unless some outcome is to be repeated instead. Mode strong: if the log goes on with what became of all
+        of it, and then with other work; an engine that writes chunks ends one before it takes the next.
+        """
+        if not isinstance(self.outcomes, Repeats):
+            return not self._held
+        found: list[Executed] = []
+        while isinstance(self._next, Executed) and self._next.outcome in REPEATED:
+            found.append(self._next)
+            self._advance()
+        if found and sequence_of(found[-1].position) == last and isinstance(self._next, (Pushed, Fed, Called)):
+            self.outcomes.expected.extend(found)
+            self._executions += len(found)
+            self.outcomes.running = True
+            return True
+        self._put_back(found)
+        return False
+
+    def _check_repeated(self) -> None:
+        """Mode strong: executions that did not come about this time are for :meth:`_executed` to complain about."""
+        if isinstance(self.outcomes, Repeats):
+            self.outcomes.running = False
+            self._executions -= len(self.outcomes.expected)
+            self._put_back(self.outcomes.expected)
+            self.outcomes.expected.clear()
+
+    def _put_back(self, records: Iterable[Executed]) -> None:
+        if self._next is not None:
+            self._peeked.appendleft(self._next)
+        self._peeked.extendleft(reversed([*records]))
+        self._advance()
+
+    def _admit_due(self) -> None:
+        """Admit of a chunk what was admitted when the next record was written.
 
         A chunk is one record, but its batches went in one after another, each run before the next: where one of them
         halted its dataflow, those behind it found it halted.
         """
-        while self._admitting and (sequence is None or self._admitted < sequence):
+        while self._admitting:
+            following = self._next
+            if isinstance(following, Executed) and self._sequence >= sequence_of(following.position):
+                return
             batch = next(self._admitting[0], None)
             if batch is None:
                 self._admitting.popleft()
@@ -173,35 +245,79 @@ class Replay:
                 self._submit(*batch)
 
     def _submit(self, sequence: int, batch: Batch, time: dt.datetime) -> None:
-        self._engine.sequence = self._admitted = sequence
-        if self._stepwise:
+        self._sequence = sequence
+        self._batches += 1
+        units = self._executor.inline_plan(batch.relation.name)
+        if units is None or not self._scheduler.idle or (self._held and self._is_held(sequence, units)):
             Executor.submit(self._executor, sequence, batch, time, self._ticket)
             self._run_ready()
+        elif self._as_logged:
+            self._repeat_inline(units, sequence, batch, time)
         else:
-            self._executor.submit(sequence, batch, time, self._ticket)
+            self._executor.run_inline(units, sequence, batch, time, None)
 
     def _call(self, record: Called) -> None:
         unit = self._engine.runtime.units[record.procedure]
         arguments = from_json(record.arguments)
         named = {name: from_json(value) for name, value in record.named.items()}
         bound, partitions = unit.members[0].bind_call(arguments, named)
-        self._engine.sequence = self._admitted = record.sequence
-        given = (record.sequence, unit, bound, partitions, from_us(record.time_us), self._ticket)
-        if self._stepwise:
+        self._sequence = record.sequence
+        at, time = position(record.sequence, unit.rank), from_us(record.time_us)
+        given = (record.sequence, unit, bound, partitions, time, self._ticket)
+        if not self._scheduler.idle or at in self._held:
             Executor.submit_call(self._executor, *given)
             self._run_ready()
-        else:
+        elif not self._as_logged:
             self._executor.submit_call(*given)
+        elif self._ends_inline(at):
+            txn = Transaction(self._executor.runtime, unit, at, None, None, time, {})
+            txn.arguments, txn.partitions = bound, partitions
+            self._end_inline(txn)
+        else:
+            Executor.submit_call(self._executor, *given)
+
+    def _is_held(self, sequence: int, units: list[UnitProgram]) -> bool:
+        return any(position(sequence, unit.rank) in self._held for unit in units)
+
+    # ---- modes strong and effects, while nothing else is unfinished
+
+    def _repeat_inline(self, units: list[UnitProgram], sequence: int, batch: Batch, time: dt.datetime) -> None:
+        """Every unit the batch caused, one after another, as the log says; the scheduler gets what it does not say."""
+        runtime = self._executor.runtime
+        streams = {batch.relation.name: batch}
+        for place, unit in enumerate(units):
+            txn = inline_transaction(runtime, unit, sequence, batch, streams, time)
+            if txn is not None:
+                if not self._ends_inline(txn.position):
+                    self._executor.submit_begun(units[:place], sequence, batch, streams, time, self._ticket)
+                    return
+                streams.update(self._end_inline(txn))
+
+    def _ends_inline(self, at: Position) -> bool:
+        """Does the next record say how the execution at ``at`` ended, and is that not up to the scheduler?"""
+        record = self._next
+        return isinstance(record, Executed) and record.position == at and record.outcome not in SCHEDULED
+
+    def _end_inline(self, txn: Transaction) -> dict[str, Batch]:
+        """Bring the transaction to the outcome in the next record; returns the batches it emitted."""
+        record = self._next
+        self._advance()
+        self._executions += 1
+        outcome = self._repeat(txn, record)
+        if outcome is None:
+            return self._executor.commit(txn, keep_older=False)
+        self._executor.undone_inline(txn, outcome, None)
+        return {}
+
+    # ---- executions in the scheduler
 
     def _run_ready(self) -> None:
-        """Weak mode with failures in the log: run what may run, except what has a record to come."""
+        """Weak mode: run what may run, except what has a record to come."""
         while not self._as_logged:
             ready = [e for e in self._scheduler.ready() if e.position not in self._held]
             if not ready:
                 return
             self._executor.run(self._scheduler.take(ready[0]))
-
-    # ---- executions
 
     def _executed(self, record: Executed) -> None:
         self._held -= {record.position, *(record.parked or ())}
@@ -213,50 +329,41 @@ class Replay:
                 f"that do not do the same thing twice ({self._failures() or 'none failed'}); see to what they depend on, and "
                 f"open again"
             )
-        self._count("executions")
+        self._executions += 1
+        txn = self._executor.start(self._scheduler.take(execution))
         self.unlogged.repeating = True
-        self._repeat(self._scheduler.take(execution), record)
+        self._executor.settle(execution, self._repeat(txn, record))
         self.unlogged.repeating = False
         self._run_ready()
 
     def _failures(self) -> str:
         return "; ".join(record.reason for record in self.unlogged.records)
 
-    def _repeat(self, execution: Execution, record: Executed) -> None:
-        """Bring an execution to the outcome in the log; run it when that is what the log says."""
-        txn = self._executor.start(execution)
-        if record.outcome in ("committed", "aborted") and record.writes is None:
-            self._run_again(execution, txn, record)
-            return
+    def _repeat(self, txn: Transaction, record: Executed) -> Aborted | ProcedureFailed | None:
+        """The outcome in the log; the transaction is run when that is what the log says."""
+        if record.writes is None and record.outcome in ("committed", "aborted"):
+            return self._run_again(txn, record)
+        if record.outcome == "committed":
+            self._put_effects(txn, record)
+            return None
         facts: dict[str, Any] = {"procedure": record.procedure, "position": record.position}
         txn.procedure = record.procedure
         match record.outcome:
-            case "committed":
-                self._put_effects(txn, record)
-                self._executor.settle(execution, None)
             case "aborted":
-                self._executor.settle(execution, Aborted(record.reason, reason=record.reason, **facts))
+                return Aborted(record.reason, reason=record.reason, **facts)
             case "expired":
-                self._executor.settle(execution, DeadlineExceeded(record.reason, reason=record.reason, **facts))
-            case "dead_letter" | "halted" | "failed":
-                policy = record.outcome if record.outcome == "dead_letter" else "halt"
-                self._executor.settle(
-                    execution,
-                    ProcedureFailed(record.reason, attempts=0, on_failure=policy, parked=record.parked, **facts),
-                )
+                return DeadlineExceeded(record.reason, reason=record.reason, **facts)
+        policy = "dead_letter" if record.outcome == "dead_letter" else "halt"
+        return ProcedureFailed(record.reason, attempts=0, on_failure=policy, parked=record.parked, **facts)
 
-    def _run_again(self, execution: Execution, txn: Transaction, record: Executed) -> None:
+    def _run_again(self, txn: Transaction, record: Executed) -> Aborted | None:
         """Strong mode: the procedure runs again, and must end as it did."""
         outcome = self._executor.runtime.attempt(txn)
-        as_it_did = outcome is None if record.outcome == "committed" else isinstance(outcome, Aborted)
-        if not as_it_did:
-            raise RecoveryRefused(
-                f"{execution} {record.outcome} when it first ran, but now it "
-                f"{'committed' if outcome is None else f'ended with: {outcome}'}; its procedure does not do the same thing "
-                f"twice. Take time and chance from txn, or declare the app with recovery='effects'",
-                changed=[record.procedure],
-            )
-        self._executor.settle(execution, outcome)
+        if outcome is None and record.outcome == "committed":
+            return None
+        if isinstance(outcome, Aborted) and record.outcome == "aborted":
+            return outcome
+        raise differs(txn, record, "committed" if outcome is None else f"ended with: {outcome}")
 
     def _put_effects(self, txn: Any, record: Executed) -> None:
         codecs = self._engine.codecs
@@ -272,8 +379,8 @@ class Replay:
 
     def _resumed(self, record: Resumed) -> None:
         def next_sequence() -> int:
-            self._engine.sequence += 1
-            return self._engine.sequence
+            self._sequence += 1
+            return self._sequence
 
         before = {execution: execution.position for execution in self._scheduler.parked.values()}
         resumed = self._scheduler.resume(record.dataflow, next_sequence)
@@ -286,5 +393,3 @@ class Replay:
             for ticket in execution.context.tickets:
                 ticket.resume()
         self._run_ready()
-        if not self._stepwise:
-            self._executor.wake()

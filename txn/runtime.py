@@ -9,17 +9,20 @@ from __future__ import annotations
 import datetime as dt
 import threading
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tidegate.dataflows.app import App
 from tidegate.dataflows.graph import Graph
 from tidegate.errors import Aborted, CorruptionError, DataError, ProcedureFailed
 from tidegate.storage.database import Database, Readers
-from tidegate.storage.schema import Row
+from tidegate.storage.schema import Key, Row
 from tidegate.storage.view import WriteSet
 from tidegate.streams.batch import Batch
+from tidegate.streams.windows.ahead import Ahead
+from tidegate.streams.windows.backends import REFERENCE, Evaluation
+from tidegate.txn.log.record import to_us
 from tidegate.txn.positions import Position, describe
 from tidegate.txn.program import Program, UnitProgram
 from tidegate.txn.transaction import Transaction
@@ -28,18 +31,29 @@ if TYPE_CHECKING:
     from tidegate.dataflows.graph import Unit
 
 
+class Changes(Protocol):
+    """The changelog of a table."""
+
+    stream: str
+
+    def batches(self, writes: Mapping[Key, Row | None], position: Position) -> list[Batch]: ...
+
+
 class Runtime:
     """The app's procedures bound to one database."""
 
-    def __init__(self, app: App, graph: Graph, database: Database) -> None:
+    def __init__(self, app: App, graph: Graph, database: Database, evaluation: Evaluation = REFERENCE) -> None:
         self.app = app
         self.graph = graph
         self.database = database
-        self.programs = {p.name: Program(app, graph, p, database) for p in app.procedures.values()}
+        self.programs = {p.name: Program(app, graph, p, database, evaluation) for p in app.procedures.values()}
         units: Iterable[Unit] = [*graph.units, *graph.oltp.values()]
         self.units = {unit.name: UnitProgram(unit, self.programs) for unit in units}
         self.running: dict[int, Transaction] = {}  # thread -> the transaction whose procedure it is in
+        windows = [ahead for program in self.programs.values() for ahead in program.ahead.values()]
+        self.ahead = Ahead(windows) if windows else None
         self.listeners: dict[str, list[Callable[[Position, Batch], None]]] = {}
+        self.changelogs: Mapping[str, Changes] = {}  # by table
 
     def begin(
         self,
@@ -61,10 +75,10 @@ class Runtime:
         members = txn.unit.members
         while txn.cursor < len(members):
             program = members[txn.cursor]
-            batches: list[Batch] | str | None
+            batches: Sequence[Batch] | str | None
             if program.plain_input is not None:
                 batch = txn.streams.get(program.plain_input)
-                batches = None if batch is None else [batch]
+                batches = None if batch is None else (batch,)
             else:
                 batches = self._inputs_of(txn, program)
                 if isinstance(batches, str):
@@ -77,28 +91,37 @@ class Runtime:
         return None
 
     def _inputs_of(self, txn: Transaction, program: Program) -> list[Batch] | str | None:
-        """The member's batches; None when one has no rows; the stream's name when one is still awaited."""
+        """The member's batches; None when one has no rows; the stream's name when one is still awaited.
+
+        An either-procedure gets an empty batch for an input that has none.
+        """
         batches = []
         awaited = None
-        for name in program.inputs:
+        for name, relation in program.inputs.items():
             batch = txn.streams.get(name)
             if batch is not None:
                 batches.append(batch)
+            elif program.either:
+                assert txn.batch_id is not None
+                batches.append(Batch(relation, txn.batch_id, (), txn.key))
             elif name in program.awaited and len(txn.unit.members) > 1:
                 awaited = name
             else:
                 return None
         return batches if awaited is None else awaited
 
-    def _run(self, txn: Transaction, program: Program, batches: list[Batch]) -> None:
-        txn.enter(program)
+    def _run(self, txn: Transaction, program: Program, batches: Sequence[Batch]) -> None:
+        txn.enter(program, batches)
         if program.prepares:
             self._prepare(txn, program, batches)
-        for batch in batches:
-            txn.relations[batch.relation.name] = (batch.relation, batch.rows)
-        arguments, named = txn.arguments
-        txn.result = program.function(txn, *batches, *arguments, **named)
-        if program.outputs:
+        if len(batches) == 1:
+            program.function(txn, batches[0])
+        elif batches:
+            program.function(txn, *batches)
+        else:
+            arguments, named = txn.arguments
+            txn.result = program.function(txn, *arguments, **named)
+        if txn.emitted:
             self._hand_on(txn, program)
 
     def _hand_on(self, txn: Transaction, program: Program) -> None:
@@ -109,34 +132,41 @@ class Runtime:
                 assert txn.batch_id is not None
                 txn.streams[name] = Batch(relation, txn.batch_id, rows, txn.key)
 
-    def _prepare(self, txn: Transaction, program: Program, batches: list[Batch]) -> None:
+    def _prepare(self, txn: Transaction, program: Program, batches: Sequence[Batch]) -> None:
         """Slide the windows and run the EE triggers that the arrival of the batches sets off."""
-        for batch in batches:
-            name = batch.relation.name
-            txn.relations[name] = (batch.relation, batch.rows)
-            if name in program.stream_triggers:
-                txn.fire(program.stream_triggers[name], name, batch.relation, list(batch.rows))
-        self._slide(txn, program, batches)
+        if program.stream_triggers:
+            for batch in batches:
+                name = batch.relation.name
+                if name in program.stream_triggers and name in txn.streams:
+                    txn.fire(program.stream_triggers[name], name, batch.relation, list(batch.rows))
+        if program.windows:
+            self._slide(txn, program, batches)
         for window_name, statements in program.window_triggers.items():
             slide = txn.slides[program.name, window_name]
             if slide.slid:
                 txn.fire(statements, window_name, program.relations[window_name], slide.rows)
 
-    def _slide(self, txn: Transaction, program: Program, batches: list[Batch]) -> None:
-        for window_name in program.windows:
-            stream = program.window_spec(window_name).stream
-            for batch in batches:
-                if batch.relation.name == stream:
-                    slide = program.buffer(window_name, txn.key).slide(batch.rows)
-                    txn.slides[program.name, window_name] = slide
+    def _slide(self, txn: Transaction, program: Program, batches: Sequence[Batch]) -> None:
+        """Slide every window by what came on its stream. A join takes both; where nothing came, a window stays as it is."""
+        arrived = {batch.relation.name: batch.rows for batch in batches}
+        now_us = to_us(txn.time) if program.timed else 0
+        for window_name, streams in program.window_streams:
+            state = program.window(window_name, txn.key)
+            if len(streams) > 1:
+                slide = state.slide(tuple(arrived[s] if s in txn.streams else () for s in streams), now_us)
+            elif streams[0] in txn.streams:
+                slide = state.slide(arrived[streams[0]], now_us)
+            else:
+                slide = state.still()
+            txn.slides[program.name, window_name] = slide
 
     def put_effects(self, txn: Transaction, writes: WriteSet, emitted: dict[str, list[Row]]) -> None:
         """Make the transaction as if its procedures had run with these effects: windows slide, no user code is called."""
         txn.writes, txn.emitted = writes, emitted
         for program in txn.unit.members:
-            txn.enter(program)
             batches = self._inputs_of(txn, program)
             if isinstance(batches, list):
+                txn.enter(program, batches)
                 self._slide(txn, program, batches)
                 self._hand_on(txn, program)
 
@@ -149,36 +179,31 @@ class Runtime:
         thread = threading.get_ident()
         self.running[thread] = txn
         try:
-            return self._attempt(txn)
+            while True:
+                try:
+                    return self.advance(txn)
+                except Aborted as error:
+                    return error
+                except DataError as error:
+                    return _refused(txn, error)
+                except CorruptionError as error:  # never retried, never put aside
+                    return _failed(txn, error, "halt")
+                except Exception as error:
+                    txn.attempts += 1
+                    if txn.attempts > txn.program.procedure.retries:
+                        return _failed(txn, error, txn.program.procedure.on_failure)
+                    txn.restart()
         finally:
             del self.running[thread]
-
-    def _attempt(self, txn: Transaction) -> str | Aborted | ProcedureFailed | None:
-        while True:
-            try:
-                return self.advance(txn)
-            except Aborted as error:
-                return error
-            except DataError as error:
-                return Aborted(
-                    f"{txn.procedure} aborted at position {describe(txn.position)}: {error}",
-                    procedure=txn.procedure,
-                    reason=str(error),
-                    position=txn.position,
-                    cause=error,
-                )
-            except CorruptionError as error:  # never retried, never put aside
-                return _failed(txn, error, "halt")
-            except Exception as error:
-                txn.attempts += 1
-                if txn.attempts > txn.program.procedure.retries:
-                    return _failed(txn, error, txn.program.procedure.on_failure)
-                txn.restart()
 
     def commit(self, txn: Transaction, keep_older: bool, readers: Readers | None = None) -> dict[str, Batch]:
         """Make everything the transaction did visible; returns the batches it emitted."""
         if txn.writes:
+            changes = self._changes(txn) if self.changelogs and self.listeners else ()
             self.database.commit(txn.writes, txn.position, keep_older, readers)
+            for batch in changes:
+                for listener in self.listeners[batch.stream]:
+                    listener(txn.position, batch)
         if txn.slides:
             for slide in txn.slides.values():
                 slide.commit()
@@ -191,6 +216,16 @@ class Runtime:
                     listener(txn.position, batch)
         return outputs
 
+    def _changes(self, txn: Transaction) -> list[Batch]:
+        """What the transaction changes in tables whose changelog someone follows; before it does."""
+        followed = [(name, log) for name, log in self.changelogs.items() if self.listeners.get(log.stream)]
+        return [
+            batch
+            for name, log in followed
+            if name in txn.writes
+            for batch in log.batches(txn.writes[name], txn.position)
+        ]
+
 
 def interrupted(txn: Transaction, error: BaseException) -> ProcedureFailed:
     """The outcome of an execution that was stopped from outside (Ctrl-C): its dataflow halts, ready to be resumed."""
@@ -201,6 +236,16 @@ def interrupted(txn: Transaction, error: BaseException) -> ProcedureFailed:
         attempts=txn.attempts,
         position=txn.position,
         on_failure="halt",
+    )
+
+
+def _refused(txn: Transaction, error: DataError) -> Aborted:
+    return Aborted(
+        f"{txn.procedure} aborted at position {describe(txn.position)}: {error}",
+        procedure=txn.procedure,
+        reason=str(error),
+        position=txn.position,
+        cause=error,
     )
 
 

@@ -16,6 +16,7 @@ order.
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -25,6 +26,8 @@ from tidegate.dataflows.graph import Graph, Unit
 from tidegate.streams.batch import Batch
 from tidegate.txn.locks import Item, LockTable, LowWaterMarks
 from tidegate.txn.positions import Position, describe, position, rank_of, sequence_of
+
+Inputs = dict[str, Batch | None]  # by stream; None: its batch has no rows
 
 
 class State(Enum):
@@ -87,7 +90,8 @@ READY = Reason(Why.READY)
 class Execution:
     """One unit (a procedure or a nested transaction) on one batch, or one call of an OLTP procedure.
 
-    ``context`` belongs to whoever runs it; the scheduler does not look inside.
+    ``entry``: the sequence number it was admitted with; it stays when a halted dataflow moves the position. ``context``
+    belongs to whoever runs it; the scheduler does not look inside.
     """
 
     unit: Unit
@@ -96,8 +100,9 @@ class Execution:
     batch_id: int | None
     reads: tuple[Item, ...]
     writes: tuple[Item, ...]
-    inputs: dict[str, Batch | None]
+    inputs: Inputs
     missing: set[str]
+    entry: int
     state: State = State.WAITING
     reason: Reason = READY
     started: bool = False
@@ -106,6 +111,13 @@ class Execution:
     def become(self, state: State) -> None:
         assert state in TRANSITIONS[self.state], f"{self} can't go from {self.state} to {state}"
         self.state = state
+
+    @property
+    def in_vain(self) -> bool:
+        """Will it never start? A batch it needs has no rows; an either-unit has none of those that might have come."""
+        if self.unit.either:
+            return not self.missing and all(batch is None for batch in self.inputs.values())
+        return None in self.inputs.values()
 
     def __lt__(self, other: Execution) -> bool:
         return self.position < other.position
@@ -121,7 +133,7 @@ class Partial:
     """A unit with several border ancestors for one batch-id: what has arrived so far."""
 
     arrived: set[str] = field(default_factory=set)
-    inputs: dict[str, Batch | None] = field(default_factory=dict)
+    inputs: Inputs = field(default_factory=dict)
 
 
 class Scheduler:
@@ -134,11 +146,13 @@ class Scheduler:
         self.parked: dict[Position, Execution] = {}
         self.withdrawn: list[Execution] = []  # will never start; the driver takes them from here
         self.halted: dict[str, Execution] = {}  # dataflow -> the execution it stopped in front of
-        self._ready: list[tuple[Position, Execution]] = []
+        self._ready: list[tuple[Position, Execution]] = []  # a heap; what was taken out of turn stays in it for a while
+        self._stale = 0  # how many of its entries are of that kind
         self._blocked: dict[Position, list[Execution]] = {}  # lock holder -> executions waiting for it
         self._queues: dict[tuple[str, Any], dict[Execution, None]] = {}  # (unit, key) -> its executions, in order
         self._by_batch: dict[tuple[str, Any, int | None], Execution] = {}
         self.partial: dict[tuple[str, Any], dict[int, Partial]] = {}
+        self.incomplete: Counter[str] = Counter()  # stream -> its batches among those, waiting for another stream's
         self.early: dict[tuple[str, Any], dict[int, Batch]] = {}  # awaited batches that came before their question
 
     # ---- admission
@@ -148,10 +162,12 @@ class Scheduler:
         stream, the open nested transactions it answers.
         """
         created = []
+        placed: set[str] = set()
         for unit in self.graph.caused_by.get(batch.stream, ()):
-            inputs = self._gather(unit, batch)
-            if inputs is not None:
-                created.append(self._create(unit, sequence, batch, inputs))
+            gathered = self._gather(unit, batch, placed)
+            if gathered is not None:
+                created.append(self._create(unit, sequence, batch, *gathered))
+                placed.add(unit.name)
         for execution in created:
             self._start_or_withdraw(execution)
         for unit in self.graph.consumers.get(batch.stream, ()):
@@ -161,43 +177,47 @@ class Scheduler:
 
     def admit_call(self, sequence: int, unit: Unit, partitions: Mapping[str, tuple[Any, ...]]) -> Execution:
         """Place one call of an OLTP procedure. ``partitions``: the partition of each table it declared by key."""
-        reads, writes = self._items(unit, partitions.get)
-        execution = Execution(unit, position(sequence, 0), None, None, reads, writes, {}, set())
-        self._enter(execution)
+        execution = self.readmit_call(unit, position(sequence, 0), partitions)
         self._consider(execution)
         return execution
 
-    def _gather(self, unit: Unit, batch: Batch) -> dict[str, Batch | None] | None:
-        """The inputs known when the last border ancestor has arrived; None while others are to come."""
-        own: dict[str, Batch | None] = {batch.stream: batch} if batch.stream in unit.inputs else {}
+    def _gather(self, unit: Unit, batch: Batch, placed: set[str]) -> tuple[Inputs, Iterable[str]] | None:
+        """The inputs known when the unit is placed, and the streams it will have inputs from; None while it can't be."""
+        own: Inputs = {batch.stream: batch} if batch.stream in unit.inputs else {}
+        if unit.numbered_by is not None:
+            coming = self.graph.placed_by(unit, batch.stream, placed)
+            return None if coming is None else (own, coming)
         if len(unit.ancestors) == 1:
-            return own
+            return own, unit.inputs
         partials = self.partial.setdefault((unit.name, batch.key), {})
         for batch_id in [i for i, p in partials.items() if i < batch.id and batch.stream not in p.arrived]:
-            del partials[batch_id]  # batch-ids ascend: the batch that would complete it can't come any more
+            self.incomplete -= Counter(partials.pop(batch_id).arrived)  # ids ascend: what would complete it can't come
         partial = partials.setdefault(batch.id, Partial())
+        self.incomplete[batch.stream] += batch.stream not in partial.arrived
         partial.arrived.add(batch.stream)
         partial.inputs.update(own)
         if partial.arrived != unit.ancestors:
             return None
         del partials[batch.id]
+        self.incomplete -= Counter(partial.arrived)
         if not partials:
             del self.partial[unit.name, batch.key]
-        return partial.inputs
+        return partial.inputs, unit.inputs
 
-    def _create(self, unit: Unit, sequence: int, batch: Batch, inputs: dict[str, Batch | None]) -> Execution:
+    def _create(self, unit: Unit, sequence: int, batch: Batch, inputs: Inputs, coming: Iterable[str]) -> Execution:
         partition = (batch.key,)
         reads, writes = self._items(unit, lambda table: partition)
-        missing = {stream for stream in unit.inputs if stream not in inputs}
+        missing = {stream for stream in coming if stream not in inputs}
         at = position(sequence, unit.rank)
-        execution = Execution(unit, at, batch.key, batch.id, reads, writes, inputs, missing)
+        number = batch.id if unit.numbered_by is None else sequence
+        execution = Execution(unit, at, batch.key, number, reads, writes, inputs, missing, sequence)
         for stream in unit.awaited:
             early = self.early.get((stream, batch.key), {})
-            for batch_id in [i for i in early if i < batch.id]:
+            for batch_id in [i for i in early if i < number]:
                 del early[batch_id]
-            if batch.id in early:
-                execution.inputs[stream] = early.pop(batch.id)
-        self._by_batch[unit.name, batch.key, batch.id] = execution
+            if number in early:
+                execution.inputs[stream] = early.pop(number)
+        self._by_batch[unit.name, batch.key, number] = execution
         self._enter(execution)
         return execution
 
@@ -220,7 +240,7 @@ class Scheduler:
             self.locks.register(execution.position, execution.reads, execution.writes)
 
     def _start_or_withdraw(self, execution: Execution) -> None:
-        if execution.state in (State.WAITING, State.PARKED) and None in execution.inputs.values():
+        if execution.state in (State.WAITING, State.PARKED) and execution.in_vain:
             self._withdraw(execution)
         else:
             self._consider(execution)
@@ -232,7 +252,7 @@ class Scheduler:
         while self._ready:
             _, execution = heapq.heappop(self._ready)
             if execution.state is State.READY:
-                return self.take(execution)
+                return self._start(execution)
         return None
 
     def ready(self) -> list[Execution]:
@@ -241,6 +261,15 @@ class Scheduler:
 
     def take(self, execution: Execution) -> Execution:
         """Run this ready execution next instead of the first one."""
+        self._start(execution)
+        self._stale += 1
+        if self._stale * 2 > len(self._ready):
+            self._ready = [entry for entry in self._ready if entry[1].state is State.READY]
+            heapq.heapify(self._ready)
+            self._stale = 0
+        return execution
+
+    def _start(self, execution: Execution) -> Execution:
         execution.become(State.RUNNING)
         execution.started = True
         return execution
@@ -312,11 +341,12 @@ class Scheduler:
 
     def _deliver(self, producer: Execution, stream: str, batch: Batch | None) -> None:
         for unit in self.graph.consumers.get(stream, ()):
-            target = self._by_batch.get((unit.name, producer.key, producer.batch_id))
+            number = producer.batch_id if unit.numbered_by is None else producer.entry
+            target = self._by_batch.get((unit.name, producer.key, number))
             if target is not None:
                 target.inputs[stream] = batch
                 target.missing.discard(stream)
-                if batch is None:
+                if target.in_vain:
                     self._withdraw(target)
                 elif not target.missing:
                     self._consider(target)
@@ -416,8 +446,9 @@ class Scheduler:
         at: Position,
         key: Any,
         batch_id: int,
-        inputs: dict[str, Batch | None],
+        inputs: Inputs,
         missing: set[str],
+        entry: int,
         started: bool,
     ) -> Execution:
         """Place an execution that was unfinished when its state was saved; it runs from the beginning.
@@ -426,7 +457,7 @@ class Scheduler:
         """
         partition = (key,)
         reads, writes = self._items(unit, lambda table: partition)
-        execution = Execution(unit, at, key, batch_id, reads, writes, inputs, missing)
+        execution = Execution(unit, at, key, batch_id, reads, writes, inputs, missing, entry)
         self._by_batch[unit.name, key, batch_id] = execution
         self._enter(execution)
         return execution
@@ -434,14 +465,13 @@ class Scheduler:
     def readmit_call(self, unit: Unit, at: Position, partitions: Mapping[str, tuple[Any, ...]]) -> Execution:
         """Place a call that was unfinished when its state was saved."""
         reads, writes = self._items(unit, partitions.get)
-        execution = Execution(unit, at, None, None, reads, writes, {}, set())
+        execution = Execution(unit, at, None, None, reads, writes, {}, set(), sequence_of(at))
         self._enter(execution)
         return execution
 
-    def restore_partial(
-        self, unit: str, key: Any, batch_id: int, arrived: set[str], inputs: dict[str, Batch | None]
-    ) -> None:
+    def restore_partial(self, unit: str, key: Any, batch_id: int, arrived: set[str], inputs: Inputs) -> None:
         self.partial.setdefault((unit, key), {})[batch_id] = Partial(arrived, inputs)
+        self.incomplete.update(arrived)
 
     def restore_early(self, batch: Batch) -> None:
         self.early.setdefault((batch.stream, batch.key), {})[batch.id] = batch

@@ -12,7 +12,7 @@ from tidegate.errors import Aborted, AccessError, DataError, DeadlineExceeded
 from tidegate.storage.schema import Relation, Row
 from tidegate.storage.view import View
 from tidegate.streams.batch import Batch
-from tidegate.streams.windows import Slide
+from tidegate.streams.windows.results import Slide
 from tidegate.txn.positions import Position, describe
 from tidegate.txn.program import Program, UnitProgram
 
@@ -34,6 +34,7 @@ class Transaction(View):
         "arguments",
         "attempts",
         "batch_id",
+        "batches",
         "cursor",
         "emitted",
         "expired",
@@ -77,7 +78,8 @@ class Transaction(View):
         """Forget everything done so far: nothing of it was visible to anyone."""
         self.writes = {}
         self._indexed = {}
-        self.relations = {}
+        self.relations = {}  # rows of streams and windows that an EE trigger is shown at the moment
+        self.batches: Sequence[Batch] = ()
         self.emitted: dict[str, list[Row]] = {}
         self.slides: dict[tuple[str, str], Slide] = {}
         self.streams = dict(self.inputs)
@@ -85,12 +87,12 @@ class Transaction(View):
         self.result: Any = None
         self._random: random.Random | None = None
 
-    def enter(self, program: Program) -> None:
-        """From now on this procedure of the unit is at work."""
+    def enter(self, program: Program, batches: Sequence[Batch]) -> None:
+        """From now on this procedure of the unit is at work, on these batches."""
         self.program = program
         self.procedure = program.name
         self.access = program.access
-        self.relations = {}
+        self.batches = batches
 
     # ---- time and chance, the same on every replay
 
@@ -121,21 +123,24 @@ class Transaction(View):
         relation = self.program.outputs.get(stream)
         if relation is None:
             raise self._no_output(stream)
-        if rows is None:
+        if type(rows) is list:
+            new = list(map(relation.conform, rows))
+        elif rows is None:
             new = [relation.conform(values)]
         elif isinstance(rows, Mapping):
             new = [relation.conform(rows)]
         elif isinstance(rows, str) or not isinstance(rows, Iterable):
             raise DataError(f"emit({stream!r}, …) takes a list of rows, got {rows!r}", relation=stream)
         else:
-            new = [relation.conform(row) for row in rows]
+            new = list(map(relation.conform, rows))
         before = self.emitted.get(stream)
         if before is None:
             self.emitted[stream] = new
         else:
             before.extend(new)
-        if new and stream in self.program.stream_triggers:
-            self.fire(self.program.stream_triggers[stream], stream, relation, new)
+        triggers = self.program.stream_triggers
+        if triggers and new and stream in triggers:
+            self.fire(triggers[stream], stream, relation, new)
 
     def _no_output(self, stream: str) -> AccessError:
         outputs = ", ".join(self.program.outputs) or "none"
@@ -146,8 +151,10 @@ class Transaction(View):
             relation=stream,
         )
 
-    def window(self, name: str) -> Slide:
-        """The procedure's window ``name`` with this batch slid in."""
+    def window(self, name: str) -> Any:
+        """The procedure's window ``name`` with this batch slid in: a :class:`~tidegate.streams.windows.results.Slide`, or
+        for a plain window of tuples or batches a :class:`~tidegate.streams.windows.tuples.TupleSlide`.
+        """
         slide = self.slides.get((self.procedure, name))
         if slide is None:
             windows = ", ".join(self.program.windows) or "none"
@@ -180,11 +187,15 @@ class Transaction(View):
             self.relations[name] = before
 
     def rows_of(self, name: str) -> tuple[Relation, Sequence[Row]]:
-        slide = self.slides.get((self.procedure, name))
-        if slide is not None and name not in self.relations:
-            return self.program.relations[name], slide.rows
-        if name in self.program.outputs and name not in self.relations:
-            return self.program.outputs[name], self.emitted.get(name, ())
+        if name not in self.relations:
+            for batch in self.batches:
+                if batch.relation.name == name:
+                    return batch.relation, batch.rows
+            slide = self.slides.get((self.procedure, name))
+            if slide is not None:
+                return self.program.relations[name], slide.rows
+            if name in self.program.outputs:
+                return self.program.outputs[name], self.emitted.get(name, ())
         return super().rows_of(name)
 
     # ---- ending

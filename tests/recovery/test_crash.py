@@ -40,6 +40,16 @@ def test_dying_at(point: str, tmp_path: Path) -> None:
     assert soundly(summary).points == Counter({point: 1})
 
 
+@pytest.mark.parametrize("executor", ["serial", "threads"])
+@pytest.mark.parametrize("mode", MODES)
+def test_dying_between_two_streams(mode: str, executor: str, tmp_path: Path) -> None:
+    """Either-procedures and joins: unfinished, halted, half in the log."""
+    summary = Summary()
+    points = ("execution-after-commit", "", "merge-after-checkpoint")
+    run_round(Round("till", MODES.index(mode), mode, executor, "group", points), tmp_path, summary)
+    assert soundly(summary).kills >= 2
+
+
 @pytest.mark.parametrize("block", range(2))
 def test_dying_at_any_moment(block: int) -> None:
     summary = soundly(crash_test(3, seed=10 + 3 * block, points=("",)))

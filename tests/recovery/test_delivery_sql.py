@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 from delivery_kills import POINTS, SENSORS, Arrived, Tormentor
-from postgres_server import PostgresServer
+
+from tidegate.benchmarks.peers.postgres_server import PostgresServer
 
 # the target has a column of its own that numbers rows as they arrive
 SQLITE = "CREATE TABLE sums (place INTEGER PRIMARY KEY, sensor INT, batch INT, part INT, total INT)"

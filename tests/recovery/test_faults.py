@@ -383,7 +383,7 @@ def reopened(path: Path) -> str:
     """What recovery said; everything is there."""
     with tidegate.open(make_numbers(), path) as engine:
         assert len(seen(engine)) == 20
-        windows = [tuple(row) for row in engine.query("SELECT name, rows, fired FROM tidegate.windows")]
+        windows = [tuple(row) for row in engine.query("SELECT name, held, fired FROM tidegate.windows")]
         assert windows == [("recent", 3, 18)]
         told = str(engine.recovery)
     with tidegate.open(make_numbers(), path) as engine:

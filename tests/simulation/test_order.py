@@ -59,13 +59,21 @@ def test_random_apps_have_everything_in_them():
         "partition",
         "committed",
     }
-    assert {len(flow.borders) for flow in flows} == {1, 2}
+    assert {len(flow.borders) for flow in flows} == {1, 2, 3}
     assert {flow.keyed for flow in flows} == {True, False}
     assert any(flow.awaited for flow in flows)
     assert any(flow.triggers for flow in flows)
     assert any(len(procedure.inputs) > 1 for procedure in procedures)
+    eithers = [flow for flow in flows if any(procedure.either for procedure in flow.procedures)]
+    assert len(eithers) > 30
+    assert {flow.keyed for flow in eithers} == {True, False}
+    assert any(flow.nested for flow in eithers)
+    assert any(flow.awaited for flow in eithers)
     assert max(len(case.spec.flows) for case in cases) == 3
-    assert {window.unit for procedure in procedures if (window := procedure.window)} == {"count", "batches"}
+    windows = [procedure.window for procedure in procedures if procedure.window is not None]
+    kinds = {"count", "batches", "time", "session", "landmark", "slide_by_tuple", "delta"}
+    assert {window.kind for window in windows} == kinds
+    assert {window.compute is None for window in windows} == {True, False}
     assert any(case.config.get("locking") for case in cases)
     assert any(case.config.get("cached_rows") for case in cases)
     assert {mode for seed in range(300) for mode in modes(seed, threads=False)} == {
@@ -164,7 +172,7 @@ def test_locks_that_let_readers_past_writers_are_found(monkeypatch):
 
 def test_a_violation_is_told_with_a_small_history(monkeypatch):
     monkeypatch.setattr(LowWaterMarks, "blocker", lambda marks, at, reads, writes: None)
-    monkeypatch.setattr(run, "SHRINK_S", 2.0)
+    monkeypatch.setattr(run, "SHRINK_S", 20.0)
     seed = next(seed for seed in range(200) if list(violations(range(seed, seed + 1))))
     (failure,) = [f for f in simulate_seed(seed, tries=5).failures if f.executor == "manual"]
     assert f"seed {seed}" in failure.text or "seed " in failure.text

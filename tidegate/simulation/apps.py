@@ -14,11 +14,13 @@ from functools import lru_cache
 from typing import Any
 from zlib import crc32
 
+from tidegate import windows as w
 from tidegate.dataflows.app import AccessLike, App
-from tidegate.dataflows.definitions import OnFailure, committed, partition
-from tidegate.errors import ConstraintError, DeclarationError
+from tidegate.dataflows.definitions import OnFailure, committed, either, partition
+from tidegate.errors import ConstraintError, DeclarationError, StatementError
 from tidegate.simulation.world import PARTITIONED, PLAIN, SIDES, World
 from tidegate.streams.windows import WindowSpec, window
+from tidegate.streams.windows.tuples import TupleSlide
 from tidegate.txn.transaction import Transaction
 
 KEYS = 3  # values of k
@@ -52,6 +54,7 @@ class ProcedureSpec:
     window: WindowSpec | None = None
     retries: int = 0
     on_failure: OnFailure = "dead_letter"
+    either: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,8 @@ class AppSpec:
 def _describe(p: ProcedureSpec) -> str:
     access = ", ".join(f"{'writes' if a.write else 'reads'} {a.how} {a.table}" for a in p.access)
     ops = ", ".join(f"{op.kind} {op.table} {op.number}".replace("  ", " ") for op in p.ops)
-    return f"{p.name}({', '.join(p.inputs)}) -> ({', '.join(p.outputs)}) [{access}] {p.window or ''} do: {ops}"
+    inputs = (" or " if p.either else ", ").join(p.inputs)
+    return f"{p.name}({inputs}) -> ({', '.join(p.outputs)}) [{access}] {p.window or ''} do: {ops}"
 
 
 @dataclass
@@ -181,7 +185,7 @@ def _with_nesting(rng: random.Random, world: World, flow: FlowSpec, streams: Ite
         waiting = tuple(replace(p, inputs=(*p.inputs, decisions)) if p.name == member else p for p in flow.procedures)
         candidates.insert(0, replace(nested, procedures=waiting, awaited=decisions))
     for candidate in candidates:
-        if _declarable(world, candidate):
+        if declarable(world, candidate):
             return candidate
     return flow
 
@@ -190,13 +194,14 @@ def _with_triggers(rng: random.Random, world: World, flow: FlowSpec) -> FlowSpec
     choices = [s for p in flow.procedures for s in p.outputs] + list(flow.borders)
     choices += [f"{p.name}.win" for p in flow.procedures if p.window is not None]
     candidate = replace(flow, triggers=((rng.choice(choices), rng.randrange(len(TRIGGERS))),))
-    return candidate if rng.random() < 0.4 and _declarable(world, candidate) else flow
+    return candidate if rng.random() < 0.4 and declarable(world, candidate) else flow
 
 
-def _declarable(world: World, flow: FlowSpec) -> bool:
+def declarable(world: World, flow: FlowSpec) -> bool:
+    """Do the rules allow this dataflow? A trigger may name columns that its window does not have."""
     try:
         build(AppSpec((flow,)), world).app.graph()
-    except DeclarationError:
+    except (DeclarationError, StatementError):
         return False
     return True
 
@@ -245,8 +250,25 @@ def _random_ops(
 
 def _random_window(rng: random.Random, inputs: tuple[str, ...]) -> WindowSpec:
     size = rng.randint(1, 5)
-    unit = rng.choice(["count", "batches"])
-    return window(rng.choice(inputs), **{unit: size}, slide=rng.randint(1, size))
+    stream = rng.choice(inputs)
+    if rng.random() < 0.5:
+        options: dict[str, Any] = {rng.choice(["count", "batches"]): size, "slide": rng.randint(1, size)}
+        return window(stream, **options)
+    by = rng.choice([(), ("k",)])
+    kind = rng.choice(["count", "batches", "time", "session", "landmark", "slide_rows", "delta"])
+    kinds: dict[str, dict[str, Any]] = {
+        "count": {"count": size, "slide": rng.randint(1, 7)},
+        "batches": {"batches": size, "slide": rng.randint(1, 7)},
+        "time": {"time": f"{size}s", "slide": f"{rng.randint(1, 3)}s"},
+        "session": {"session": f"{size}s"},
+        "landmark": {"landmark": 6, "slide": 2},
+        "slide_rows": {"time": f"{size}s", "slide_rows": 2},
+        "delta": {"delta": size, "on": "x"},
+    }
+    options = kinds[kind]
+    aggregates = {"n": w.count(), "total": w.sum("x"), "middle": w.median("x"), "most": w.max("x")}
+    chosen = rng.sample(sorted(aggregates), rng.randint(1, 3))
+    return window(stream, by=by, compute=rng.choice([None, {name: aggregates[name] for name in chosen}]), **options)
 
 
 # ---- what procedures do
@@ -368,8 +390,13 @@ class Work:
 
     def do_window(self, op: Op) -> None:
         slide = self.txn.window("win")
-        extents = [[tuple(row) for row in slide.extent(number)] for number in slide.fired]
-        self.fold((extents, [tuple(row) for row in slide.rows], [tuple(row) for row in slide.expired]))
+        if slide.results is not None:
+            self.fold([tuple(row) for row in slide.results])
+        elif isinstance(slide, TupleSlide):
+            extents = [[tuple(row) for row in slide.extent(number)] for number in slide.fired]
+            self.fold((extents, [tuple(row) for row in slide.rows], [tuple(row) for row in slide.expired]))
+        else:
+            self.fold([(e.number, e.key, e.start, e.end, [tuple(row) for row in e.rows]) for e in slide.windows])
 
     def do_chance(self, op: Op) -> None:
         self.fold((self.txn.random.random(), self.txn.uuid()))
@@ -443,7 +470,7 @@ def _declare(simulated: Simulated, spec: ProcedureSpec, function: Callable[..., 
             like = partition(access.table, by) if access.how == "partition" else committed(access.table)
         (writes if access.write else reads).append(like)
     simulated.app.procedure(
-        inputs=spec.inputs,
+        inputs=either(*spec.inputs) if spec.either else spec.inputs,
         outputs=spec.outputs,
         reads=reads,
         writes=writes,

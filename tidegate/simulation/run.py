@@ -16,7 +16,9 @@ from typing import Any
 
 from tidegate.engine import Engine
 from tidegate.errors import DeclarationError
+from tidegate.simulation.ahead import with_look_ahead
 from tidegate.simulation.apps import KEYS, AppSpec, FlowSpec, Simulated, build, random_app
+from tidegate.simulation.eithers import with_eithers
 from tidegate.simulation.world import World
 from tidegate.testing.driver import Call, Input, Push
 from tidegate.testing.order import Mode, OrderViolation, Report, Setting, run_once, shrink, still_fails
@@ -80,7 +82,8 @@ def world() -> World:
 
 def make_case(seed: int) -> Case:
     rng = random.Random(seed)
-    spec = random_app(rng, world())
+    spec = with_eithers(seed, random_app(rng, world()), world())
+    spec, ahead = with_look_ahead(seed, spec, world())
     inputs = random_inputs(rng, spec)
     broken = {
         (procedure.name, rng.randint(1, 8))
@@ -88,6 +91,7 @@ def make_case(seed: int) -> Case:
         if procedure.on_failure == "halt" and any(op.kind == "break" for op in procedure.ops)
     }
     config: dict[str, Any] = {"merge_rows": rng.choice([100_000, 100_000, 100_000, 10])}
+    config |= ahead
     if rng.random() < 0.2:
         config["cached_rows"] = rng.choice([1, 3])
     if rng.random() < 0.15:
@@ -136,6 +140,8 @@ def _decisions(rng: random.Random, flow: FlowSpec, inputs: Sequence[Input]) -> l
         if isinstance(item, Push) and item.stream in flow.borders
         for row in item.rows
     )
+    if any(procedure.either for procedure in flow.procedures):  # it may ask under the number of its execution
+        asked = dict.fromkeys((number, key) for number in range(1, 40) for _, key in asked)
     return [
         Push(flow.awaited, ((rng.randrange(KEYS) if key is None else key, rng.randrange(100)),), batch_id)
         for batch_id, key in sorted(asked, key=lambda question: question[0] or 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from tidegate.dataflows.app import App
 from tidegate.storage.codec import RowCodec, from_json
@@ -34,7 +33,7 @@ class _Accepted:
         self._graph = app.graph()
         self._runtime = Runtime(app, self._graph, Database(app.tables.values()))  # to bind the arguments of calls
         self._borders = {s.name: Border(s.relation, s.key) for s in app.streams.values() if s.border}
-        self._origin: dict[int, tuple[str, Any, int]] = {}  # sequence -> the batch it stands for
+        self._origin: dict[int, tuple[Batch, int]] = {}  # sequence -> the batch it stands for, and its first sequence
         self._history = History()
         self._last = 0
 
@@ -43,7 +42,7 @@ class _Accepted:
             match record:
                 case Pushed() | Fed():
                     for sequence, batch in self._batches(record):
-                        self._origin[sequence] = (batch.stream, batch.key, batch.id)
+                        self._origin[sequence] = batch, sequence
                         self._enter(Entry(sequence, from_us(record.time_us), Ticket(_never), batch=batch))
                 case Called():
                     self._enter(self._call(record))
@@ -77,9 +76,10 @@ class _Accepted:
         return Entry(record.sequence, from_us(record.time_us), Ticket(_never), call=(unit, bound, partitions))
 
     def _move(self, old: int, new: int) -> None:
-        stream, key, batch_id = self._origin[sequence_of(new)] = self._origin[sequence_of(old)]
-        unit = next(unit for unit in self._graph.caused_by[stream] if unit.rank == rank_of(old))
-        self._history.moved[unit.name, key, batch_id] = new
+        batch, entry = self._origin[sequence_of(new)] = self._origin[sequence_of(old)]
+        unit = next(unit for unit in self._graph.caused_by[batch.stream] if unit.rank == rank_of(old))
+        number = batch.id if unit.numbered_by is None else entry
+        self._history.moved[unit.name, batch.key, number] = new
         self._last = max(self._last, sequence_of(new))
 
 

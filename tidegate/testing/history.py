@@ -116,11 +116,11 @@ def outcome_of(runtime: Runtime, journal: Journal, history: History) -> Outcome:
         newest = {key: version[1] for key, version in table.rows.items()}
         outcome.tables[table.name] = {key: tuple(row) for key, row in newest.items() if row is not None}
     for program in runtime.programs.values():
-        for name, buffers in program.windows.items():
-            for key, buffer in buffers.items():
-                if buffer.elements or buffer.first or buffer.windows:
-                    held = [[tuple(row) for row in element] for element in buffer.elements]
-                    outcome.windows[program.name, name, key] = (buffer.first, buffer.windows, held)
+        for name, states in program.windows.items():
+            for key, state in states.items():
+                if state.fired or state.late or state.held():
+                    told = state.fired, state.late, state.watermark, state.contents()
+                    outcome.windows[program.name, name, key] = told
     outcome.aborts = sorted((a.position, a.procedure, a.batch_id, a.key, a.reason, a.at) for a in journal.aborts)
     outcome.dead_letters = sorted(
         (d.position, d.procedure, str(d.stream), d.batch_id, d.key, d.rows, d.error) for d in journal.dead_letters

@@ -32,21 +32,32 @@ class Planned:
     key: Any
     batch_id: int
     time: dt.datetime
+    entry: int
 
 
 def plan(graph: Graph, history: History) -> dict[Position, Planned]:
-    """Every execution the batches may cause, by position: that of the last border batch it needs."""
+    """Every execution the batches may cause, by position: that of the last border batch it needs, or of each that
+    brings something to an either-unit.
+    """
     planned: dict[Position, Planned] = {}
     arrived: dict[tuple[str, Any, int], set[str]] = {}
     for entry in history.entries:
         batch = entry.batch
+        placed: set[str] = set()
         for unit in graph.caused_by.get(batch.stream, ()) if batch is not None else ():
             assert batch is not None
-            so_far = arrived.setdefault((unit.name, batch.key, batch.id), set())
-            so_far.add(batch.stream)
-            if so_far == unit.ancestors:
-                at = history.moved.get((unit.name, batch.key, batch.id), position(entry.sequence, unit.rank))
-                planned[at] = Planned(unit.name, batch.key, batch.id, entry.time)
+            number = batch.id
+            if unit.numbered_by is None:
+                so_far = arrived.setdefault((unit.name, batch.key, batch.id), set())
+                so_far.add(batch.stream)
+                complete = so_far == unit.ancestors
+            else:
+                number = entry.sequence
+                complete = graph.placed_by(unit, batch.stream, placed) is not None
+            if complete:
+                placed.add(unit.name)
+                at = history.moved.get((unit.name, batch.key, number), position(entry.sequence, unit.rank))
+                planned[at] = Planned(unit.name, batch.key, number, entry.time, entry.sequence)
     return planned
 
 
@@ -62,6 +73,9 @@ class Reference:
         self.calls: dict[int, Any] = {}
         self._batches: dict[tuple[str, Any, int], Batch] = {
             (e.batch.stream, e.batch.key, e.batch.id): e.batch for e in history.entries if e.batch is not None
+        }
+        self._entered: dict[tuple[str, int], Batch] = {  # by the sequence number of what brought them about
+            (e.batch.stream, e.sequence): e.batch for e in history.entries if e.batch is not None
         }
 
     def run(self) -> Outcome:
@@ -81,15 +95,21 @@ class Reference:
         unit = self.runtime.units[planned.unit]
         inputs = {}
         for stream in (*unit.unit.inputs, *unit.unit.awaited):
-            batch = self._batches.get((stream, planned.key, planned.batch_id))
+            if unit.unit.either:
+                batch = self._entered.get((stream, planned.entry))
+            else:
+                batch = self._batches.get((stream, planned.key, planned.batch_id))
             if batch is not None:
                 inputs[stream] = batch
-            elif stream in unit.unit.inputs:
+            elif stream in unit.unit.inputs and not unit.unit.either:
                 return
+        if not inputs:
+            return
         txn = self.runtime.begin(unit, at, planned.batch_id, planned.key, planned.time, inputs)
         if self._finish(unit, txn) is None:
             for batch in self.runtime.commit(txn, False).values():
                 self._batches[batch.stream, batch.key, batch.id] = batch
+                self._entered[batch.stream, planned.entry] = batch
 
     def _call(self, at: Position, entry: Entry) -> None:
         assert entry.call is not None

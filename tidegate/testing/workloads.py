@@ -20,11 +20,12 @@ from typing import Any
 from uuid import UUID
 
 from tidegate.dataflows.app import App
-from tidegate.dataflows.definitions import partition
+from tidegate.dataflows.definitions import either, partition
 from tidegate.errors import TidegateError
 from tidegate.storage.types import ColumnType
 from tidegate.streams.batch import Batch
 from tidegate.streams.windows import window
+from tidegate.streams.windows.joins import join
 from tidegate.testing.driver import Call, Push
 from tidegate.txn.transaction import Transaction
 
@@ -56,7 +57,7 @@ Step = Push | Call | Feed | Checkpoint | Outage
 
 
 class World:
-    """What procedures of the ward depend on outside the engine. A serial run finds it up at all times."""
+    """What procedures of the ward and the till depend on outside the engine. A serial run finds it up at all times."""
 
     down = False
 
@@ -218,7 +219,80 @@ def ward_subject(recovery: str) -> Subject:
     return Subject("ward", ward(recovery), steps)
 
 
-BUILT_IN = {"leaderboard": leaderboard_subject, "ward": ward_subject}
+def till(recovery: str = "weak") -> App:
+    """Orders and payments, each with its own rhythm, joined per shop; either of them starts the procedure."""
+    app = App("till", recovery=recovery)  # type: ignore[arg-type]
+    app.table(
+        "CREATE TABLE paid (shop INTEGER, number INTEGER, amount INTEGER, PRIMARY KEY (shop, number))",
+        partition_by="shop",
+    )
+    app.table("CREATE TABLE runs (shop INTEGER PRIMARY KEY, orders INTEGER, payments INTEGER)", partition_by="shop")
+    app.table("CREATE TABLE ledger (id INTEGER PRIMARY KEY, n INTEGER NOT NULL, last_batch BIGINT)")
+    for name, value in (("orders", "item INTEGER"), ("payments", "amount INTEGER")):
+        app.stream(name, f"shop INTEGER, number INTEGER, {value}, t BIGINT NOT NULL", border=True, key="shop")
+    app.stream("checked", "shop INTEGER, number INTEGER, item INTEGER, t BIGINT NOT NULL")
+    app.stream("matched", "shop INTEGER, number INTEGER, amount INTEGER, dice DOUBLE")
+
+    @app.procedure(inputs="orders", outputs="checked")
+    def check(txn: Transaction, orders: Batch) -> None:
+        txn.emit("checked", [order for order in orders if order.item != 7])
+
+    @app.procedure(
+        inputs=either("checked", "payments"),
+        outputs="matched",
+        writes=[partition("paid"), partition("runs")],
+        windows={
+            "pairs": join(
+                "checked", "payments", on="number", within=6, left_time="t", right_time="t", how="left", delay=2
+            )
+        },
+    )
+    def match(txn: Transaction, checked: Batch, payments: Batch) -> None:
+        if World.down:
+            raise ConnectionError("the till is unreachable")
+        if any(payment.amount == 13 for payment in payments):
+            txn.abort("forged")
+        before = txn.get("runs", txn.key)
+        orders, paid = (0, 0) if before is None else before[1:]
+        txn.upsert("runs", (txn.key, orders + len(checked), paid + len(payments)))
+        for pair in txn.window("pairs").results or ():
+            txn.upsert("paid", (txn.key, pair.number, pair.amount))
+            txn.emit("matched", [(txn.key, pair.number, pair.amount, txn.random.random())])
+
+    @app.procedure(inputs="matched", writes=["ledger"])
+    def enter(txn: Transaction, matched: Batch) -> None:
+        before = txn.get("ledger", 1)
+        txn.upsert("ledger", (1, len(matched) + (0 if before is None else before.n), txn.batch_id))
+
+    return app
+
+
+def till_subject(recovery: str) -> Subject:
+    def steps(seed: int) -> list[Step]:
+        chance = random.Random(seed)
+        made: list[Step] = []
+        time = {"orders": 0, "payments": 0}
+        for number in range(1, 111):
+            stream = chance.choice(("orders", "payments"))
+            time[stream] += chance.randrange(4)
+            rows = tuple(
+                (shop, chance.randrange(8), chance.choice((5, 7, 13, 20)), time[stream] - chance.randrange(3))
+                for shop in chance.sample(range(1, 4), chance.randrange(1, 3))
+            )
+            push = Push(stream, rows, number)
+            kind = chance.random()
+            if kind < 0.06:
+                made += [Outage(), push, Outage(over=True)]
+            else:
+                made.append(push)
+            if kind > 0.92:
+                made.append(Checkpoint(generation=chance.random() < 0.5))
+        return made
+
+    return Subject("till", till(recovery), steps)
+
+
+BUILT_IN = {"leaderboard": leaderboard_subject, "ward": ward_subject, "till": till_subject}
 
 
 # ---- apps of others

@@ -1,4 +1,4 @@
-"""Reading the log back: every record once, torn tails cut, damage named.
+"""Reading the log back: every record in order, torn tails cut, damage named.
 
 A frame that does not check is either the torn end of what was being written when the machine stopped, which nobody was
 told about, or damage to something acknowledged. A mark behind it that claims more to be on disk tells the two apart.
@@ -7,22 +7,47 @@ told about, or damage to something acknowledged. A mark behind it that claims mo
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import msgspec
 
 from tidegate.errors import LogDamaged, RecoveryRefused
 from tidegate.txn.log.files import Files
-from tidegate.txn.log.record import FORMAT, HEADER, MAX_BODY, Any_, Mark, Segment, decode
+from tidegate.txn.log.record import (
+    FORMAT,
+    HEADER,
+    KINDS,
+    MAX_BODY,
+    Any_,
+    Checkpoint,
+    Executed,
+    Mark,
+    Record,
+    Segment,
+    decode,
+    decode_raw,
+    kind_of,
+)
+
+UNAPPLIED = frozenset({Segment, Mark, Checkpoint})  # they say something about the log, not about the engine
+CHECKPOINTS: frozenset[type[Record]] = frozenset({Checkpoint})
+BEFORE_A_REPLAY = {"weak": CHECKPOINTS | {Executed}}  # what must be known, by mode; else checkpoints alone
+TOLD_EVERY = 1 << 18  # bytes
 
 
 class Entry(NamedTuple):
-    """A record, the LSN of its frame, and the LSN after it."""
+    """A record: the LSN of its frame, the LSN after it, and its kind. It is decoded when someone asks for it."""
 
     lsn: int
     end: int
-    record: Any_
+    kind: type[Record]
+    body: bytes
+    file: str
+
+    @property
+    def record(self) -> Any_:
+        return _decoded(self.body, self.file, self.lsn)
 
 
 class Cut(NamedTuple):
@@ -36,17 +61,49 @@ class Cut(NamedTuple):
 class LogReader:
     """The log of one directory, from ``start`` (an LSN) to its end. ``end`` and ``cut`` are known when it is read.
 
-    ``segment``: the header of the segment that the last entry came from.
+    ``segment``: the header of the segment that the last entry came from. ``applied``: the headers of segments with records
+    that a replay applies, each with the LSN of the last of them.
+    ``survey``: check everything, but give only what must be known before a replay.
     """
 
-    def __init__(self, files: Files, start: int = 0) -> None:
+    def __init__(self, files: Files, start: int = 0, survey: bool = False) -> None:
         self._files = files
         self._start = start
+        self._survey = survey
+        self.applied: list[tuple[Segment, int]] = []
         self.end = start
         self.cut: Cut | None = None
         self.segment: Segment | None = None
 
     def __iter__(self) -> Iterator[Entry]:
+        for name, begin, last in self._segments():
+            yield from self._entries(name, begin, last)
+
+    def records(self, reached: Callable[[int], None] = lambda lsn: None) -> Iterator[Any_]:
+        """The records alone, of a log that was gone through before and has no torn tail any more. The short way for a replay.
+
+        Rows of chunks are left as bytes. ``reached(lsn)`` is called now and then.
+        """
+        header, length, crc32 = HEADER.unpack_from, HEADER.size, zlib.crc32
+        for name, begin, _ in self._segments():
+            data = self._files.read(name)
+            offset, told = 0, 0
+            while offset < len(data):
+                size, crc = header(data, offset)
+                body = data[offset + length : offset + length + size]
+                if crc32(body) != crc:
+                    raise self._damaged(name, offset, begin + offset)
+                record = _decoded(body, name, begin + offset, decode_raw)
+                if begin + offset >= self._start and type(record) not in UNAPPLIED:
+                    yield record
+                offset += length + size
+                if offset - told > TOLD_EVERY:
+                    told = offset
+                    reached(begin + offset)
+            self.end = begin + offset
+
+    def _segments(self) -> Iterator[tuple[str, int, bool]]:
+        """Name and first LSN of each segment to read, and whether it is the last; raises where one is missing."""
         names = self._files.names()
         starts = [int(name.removesuffix(".log")) for name in names]
         unread = True
@@ -64,26 +121,39 @@ class LogReader:
                     lsn=self.end,
                 )
             unread = False
-            yield from self._entries(name, begin, last)
+            yield name, begin, last
 
     def _entries(self, name: str, begin: int, last: bool) -> Iterator[Entry]:
         data = self._files.read(name)
-        offset = 0
-        self.end = begin
-        while offset < len(data):
-            body = _body(data, offset)
-            if body is None:
+        total, offset, applied = len(data), 0, -1
+        header, length, crc32 = HEADER.unpack_from, HEADER.size, zlib.crc32
+        lsn = self.end = begin
+        wanted = frozenset(KINDS.values()) - {Segment, Mark}
+        while offset < total:
+            size, crc = header(data, offset) if offset + length <= total else (0, 0)
+            body = data[offset + length : offset + length + size]
+            if not size or len(body) != size or crc32(body) != crc:
                 self._bad(name, data, offset, begin, last)
-                return
-            lsn, offset = begin + offset, offset + HEADER.size + len(body)
-            record = self._decoded(name, lsn - begin, body)
+                break
+            kind = kind_of(body)
+            if kind is None:
+                raise _unknown(name, lsn)
+            offset += length + size
             self.end = begin + offset
-            if isinstance(record, Segment):
-                self._check_format(name, record)
-            elif lsn >= self._start and not isinstance(record, Mark):
-                yield Entry(lsn, self.end, record)
+            if kind is Segment:
+                segment = self._check_format(name, Entry(lsn, self.end, kind, body, name).record)
+                if self._survey:
+                    wanted = BEFORE_A_REPLAY.get(segment.mode, CHECKPOINTS)
+            elif lsn >= self._start:
+                if kind not in UNAPPLIED:
+                    applied = lsn
+                if kind in wanted:
+                    yield Entry(lsn, self.end, kind, body, name)
+            lsn = self.end
         if not data and not last:
             raise self._damaged(name, 0, begin)
+        if applied >= 0 and self.segment is not None:
+            self.applied.append((self.segment, applied))
 
     def _bad(self, name: str, data: bytes, offset: int, begin: int, last: bool) -> None:
         """A frame does not check: cut a torn tail, refuse damage."""
@@ -101,33 +171,39 @@ class LogReader:
             lsn=lsn,
         )
 
-    def _decoded(self, name: str, offset: int, body: bytes) -> Any_:
-        """A sound frame that can't be decoded is not damage: never cut it."""
-        try:
-            return decode(body)
-        except msgspec.MsgspecError:
-            raise RecoveryRefused(
-                f"log segment {name} holds a record at byte {offset} of a kind this tidegate does not know; a newer one wrote "
-                f"it: upgrade tidegate"
-            ) from None
-
-    def _check_format(self, name: str, segment: Segment) -> None:
+    def _check_format(self, name: str, segment: Any_) -> Segment:
+        assert isinstance(segment, Segment)
         if segment.format > FORMAT:
             raise RecoveryRefused(
                 f"log segment {name} has format {segment.format}, this tidegate knows up to {FORMAT}; upgrade tidegate"
             )
         self.segment = segment
+        return segment
+
+
+def _decoded(body: bytes, name: str, lsn: int, decode: Callable[[bytes], Any_] = decode) -> Any_:
+    try:
+        return decode(body)
+    except msgspec.MsgspecError:
+        raise _unknown(name, lsn) from None
+
+
+def _unknown(name: str, lsn: int) -> RecoveryRefused:
+    """A sound frame that can't be decoded is not damage: it is never cut."""
+    return RecoveryRefused(
+        f"log segment {name} holds a record at byte {lsn - int(name.removesuffix('.log'))} of a kind this tidegate does not "
+        f"know; a newer one wrote it: upgrade tidegate"
+    )
 
 
 def _body(data: bytes, offset: int) -> bytes | None:
     """The body of the frame at ``offset``, or None when there is no whole and sound one."""
-    if offset + HEADER.size > len(data):
+    begin = offset + HEADER.size
+    if begin > len(data):
         return None
     size, crc = HEADER.unpack_from(data, offset)
-    if not 0 < size <= MAX_BODY or offset + HEADER.size + size > len(data):
-        return None
-    body = data[offset + HEADER.size : offset + HEADER.size + size]
-    return body if zlib.crc32(body) == crc else None
+    body = data[begin : begin + size]
+    return body if 0 < size <= MAX_BODY and len(body) == size and zlib.crc32(body) == crc else None
 
 
 def _claims_beyond(data: bytes, offset: int, lsn: int) -> bool:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import datetime as dt
 import struct
 import zlib
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -58,13 +58,24 @@ class Pushed(Record, frozen=True, array_like=True, tag=2):
 
 
 class Fed(Record, frozen=True, array_like=True, tag=9):
-    """Many border batches were accepted at once: ``rows``, ``size`` to a batch, numbered on from ``sequence``."""
+    """Many border batches were accepted at once: ``rows``, ``size`` to a batch (and split by key), numbered on from
+    ``sequence``. ``together``: all were admitted before any of them ran.
+    """
 
     sequence: int
     time_us: int
     stream: str
     size: int
     rows: list[Any]
+    source: str | None = None
+    offset: Any = None
+    together: bool = False
+
+
+class RawFed(Fed, frozen=True, array_like=True, tag=9):
+    """The same as read for a replay: its rows are still bytes, for whoever knows their type."""
+
+    rows: msgspec.Raw  # type: ignore[assignment]
 
 
 class Called(Record, frozen=True, array_like=True, tag=3):
@@ -102,10 +113,15 @@ class Resumed(Record, frozen=True, array_like=True, tag=5):
 
 
 class Delivered(Record, frozen=True, array_like=True, tag=6):
-    """A durable subscriber has dealt with these batches, each given as [key, batch-id]."""
+    """A durable subscriber has dealt with these batches, each given as [key, batch-id].
+
+    ``refused``: they were put aside as dead letters, at ``time_us``, because its target did not want them.
+    """
 
     subscription: str
     batches: list[Any]
+    refused: str | None = None
+    time_us: int = 0
 
 
 class Checkpoint(Record, frozen=True, array_like=True, tag=7):
@@ -126,8 +142,13 @@ class Subscribed(Record, frozen=True, array_like=True, tag=8):
 
 Any_ = Segment | Mark | Pushed | Fed | Called | Executed | Resumed | Delivered | Checkpoint | Subscribed
 
+KINDS: dict[Any, type[Record]] = {kind.__struct_config__.tag: kind for kind in get_args(Any_)}
+
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Any_)
+_raw_decoder = msgspec.msgpack.Decoder(
+    Segment | Mark | Pushed | RawFed | Called | Executed | Resumed | Delivered | Checkpoint | Subscribed
+)
 
 
 def encode(record: Record) -> bytes:
@@ -142,12 +163,24 @@ def decode(body: bytes) -> Any_:
     return record
 
 
+def decode_raw(body: bytes) -> Any_:
+    """The same, with the rows of a chunk left as bytes."""
+    record: Any_ = _raw_decoder.decode(body)
+    return record
+
+
+def kind_of(body: bytes) -> type[Record] | None:
+    """The kind of a record, without decoding it: all are short arrays that begin with a small number."""
+    return KINDS.get(body[1]) if len(body) > 1 and body[0] & 0xF0 == 0x90 else None
+
+
 EPOCH = dt.datetime(1970, 1, 1)
 
 
 def to_us(time: dt.datetime) -> int:
     """Microseconds since 1970, exactly."""
-    return (time - EPOCH) // dt.timedelta(microseconds=1)
+    since = time - EPOCH
+    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
 
 
 def from_us(time_us: int) -> dt.datetime:

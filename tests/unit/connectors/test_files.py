@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow.parquet as pq
 import pytest
 from every_type import NULLS, ROW
@@ -100,3 +101,35 @@ def test_a_directory_that_vanishes_keeps_the_batch(words: App, open_engine: Open
     out.mkdir()
     assert delivery.pump() == 1
     assert json.loads((out / f"words-{1:020d}.ndjson").read_text()) == {"word": "a"}
+
+
+def test_batches_are_divided_by_partition(open_engine: Open, tmp_path: Path) -> None:
+    """A file for each value, readable as a partitioned set; sending again changes nothing."""
+    app = App("wards")
+    app.stream("incoming", "ward VARCHAR, n BIGINT", border=True)
+    app.stream("outgoing", "ward VARCHAR, n BIGINT")
+
+    @app.procedure(inputs="incoming", outputs="outgoing")
+    def pass_on(txn: Any, incoming: Batch) -> None:
+        txn.emit("outgoing", list(incoming))
+
+    engine = open_engine(app, tmp_path / "db")
+    sink = FileSink(tmp_path / "out", "parquet", partition_by="ward")
+    delivery = engine.deliver("outgoing", sink)
+    engine.push("incoming", [("a", 1), ("b/c", 2), ("a", 3), (None, 4)])
+    engine.push("incoming", [("a", 5)])
+    batches = delivery._subscription.take(10)
+    sink.send(batches)
+    sink.send(batches)
+    found = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*.parquet")}
+    number = "outgoing-0000000000000000000"
+    assert found == {
+        f"ward=a/{number}1.parquet",
+        f"ward=a/{number}2.parquet",
+        f"ward=b%2Fc/{number}1.parquet",
+        f"ward=__HIVE_DEFAULT_PARTITION__/{number}1.parquet",
+    }
+    rows = duckdb.sql(f"SELECT ward, n FROM read_parquet('{tmp_path}/out/**/*.parquet', hive_partitioning = false)")
+    assert sorted(rows.fetchall(), key=lambda row: row[1]) == [("a", 1), ("b/c", 2), ("a", 3), (None, 4), ("a", 5)]
+    with pytest.raises(SinkError, match="has no column bed"):
+        engine.deliver("outgoing", FileSink(tmp_path / "out", partition_by=["ward", "bed"]), "other")

@@ -495,13 +495,13 @@ def test_partition_and_key_types_must_match() -> None:
 @pytest.mark.parametrize(
     ("options", "fragment"),
     [
-        ({}, "either count"),
-        ({"count": 3, "batches": 3}, "either count"),
+        ({}, "give exactly one of count, batches, time"),
+        ({"count": 3, "batches": 3}, "got count, batches"),
         ({"count": 0}, "positive whole number, got 0"),
         ({"count": 2.5}, "2.5"),
         ({"batches": True}, "True"),
         ({"count": 3, "slide": 0}, "slide must be a positive whole number"),
-        ({"count": 3, "slide": 4}, "slide 4 is larger than size 3"),
+        ({"count": 3, "slide_rows": 4}, "slide_rows goes with time="),
     ],
 )
 def test_a_bad_window(options: dict[str, Any], fragment: str) -> None:

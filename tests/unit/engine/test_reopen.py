@@ -35,7 +35,7 @@ def test_tables_windows_and_ids(engine_of: Make, counter: App, tmp_path: Path) -
         engine.push("events", [("b", 3)], 15)
     assert engine.push("events", [("c", 3)]).batch_ids == [21]
     engine.run_until_idle()
-    windows = everything(engine, "SELECT procedure, name, rows, fired FROM tidegate.windows")
+    windows = everything(engine, "SELECT procedure, name, held, fired FROM tidegate.windows")
     assert windows == [("count", "recent", 3, 1)]
     assert engine.sequence == 3
 

@@ -16,6 +16,7 @@ from decimal import Decimal
 from typing import Any
 
 import duckdb
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from stores import Store
@@ -304,9 +305,16 @@ class Plain:
             self.run(f"INSERT INTO t VALUES ({', '.join('?' * len(row))})", list(row))
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(scenarios())
 def test_same_answer_by_row_access_by_duckdb_and_in_plain_duckdb(scenario: Any) -> None:
+    compare_paths(scenario)
+
+
+@pytest.mark.slow
+@settings(max_examples=1_000, deadline=None, suppress_health_check=list(HealthCheck))
+@given(scenarios())
+def test_same_answer_many_times(scenario: Any) -> None:
     compare_paths(scenario)
 
 

@@ -8,7 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.streams.windows import WindowBuffer, window
+from tidegate.storage.schema import Column, Relation
+from tidegate.storage.types import column_type
+from tidegate.streams.windows import window
+from tidegate.streams.windows.tuples import TupleState
+
+RELATION = Relation("s", (Column("n", column_type("BIGINT")),))
 
 
 def extent_by_definition(elements: list[list[Any]], number: int, size: int, slide: int) -> list[Any]:
@@ -29,7 +34,7 @@ def fired_by_definition(count: int, size: int, slide: int) -> int:
 )
 def test_a_window_slides_as_defined(unit: str, size: int, slide: int, sizes: list[int], aborted: list[bool]) -> None:
     slide = min(size, slide)
-    buffer = WindowBuffer(window("s", slide=slide, **{unit: size}))
+    buffer = TupleState(window("s", slide=slide, **{unit: size}), RELATION)
     elements: list[list[Any]] = []  # all that was committed, by the window's unit
     in_window: list[Any] = []
     next_row = 0
@@ -58,7 +63,7 @@ def test_a_window_slides_as_defined(unit: str, size: int, slide: int, sizes: lis
 
 
 def test_a_sliding_count_window_drawn() -> None:
-    buffer = WindowBuffer(window("s", count=4, slide=2))
+    buffer = TupleState(window("s", count=4, slide=2), RELATION)
     drawn = []
     for batch in ("ab", "c", "de", "fghi"):
         moved = buffer.slide([(letter,) for letter in batch])
@@ -73,7 +78,7 @@ def test_a_sliding_count_window_drawn() -> None:
 
 
 def test_a_tumbling_window_over_batches() -> None:
-    buffer = WindowBuffer(window("s", batches=2))
+    buffer = TupleState(window("s", batches=2), RELATION)
     fired = []
     for batch in ([1], [2, 2], [3], [4]):
         moved = buffer.slide([(n,) for n in batch])
@@ -83,7 +88,7 @@ def test_a_tumbling_window_over_batches() -> None:
 
 
 def test_a_window_keeps_no_more_than_it_needs() -> None:
-    buffer = WindowBuffer(window("s", count=10, slide=1))
+    buffer = TupleState(window("s", count=10, slide=1), RELATION)
     for i in range(500):
         buffer.slide([(i,), (i,)]).commit()
     assert len(buffer.elements) == 10

@@ -337,3 +337,15 @@ def test_a_wrong_transition_is_an_error_that_says_so() -> None:
     (p,) = bench.push("b", 1)
     with pytest.raises(AssertionError, match=r"p on batch 1 at position 1.0 can't go from State.READY to"):
         bench.scheduler.finish(p, {})
+
+
+def test_what_was_taken_out_of_turn_is_forgotten() -> None:
+    """A replay takes executions in the order of the log; one that stays ready must not keep the others alive."""
+    bench = Bench("b", "p: b | t", keyed=True)
+    (first,) = bench.push("b", 1, key=0)
+    for key in range(1, 200):
+        (execution,) = bench.push("b", 1, key=key)
+        bench.run(execution)
+    assert bench.scheduler.ready() == [first]
+    assert len(bench.scheduler._ready) < 5
+    assert bench.scheduler.next() is first

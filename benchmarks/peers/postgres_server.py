@@ -1,8 +1,7 @@
-"""A PostgreSQL server of the tests' own: on a socket in a temporary directory, removed after."""
+"""A PostgreSQL server of our own: on a socket in a temporary directory, removed after."""
 
 from __future__ import annotations
 
-import fcntl
 import getpass
 import os
 import pwd
@@ -13,41 +12,27 @@ from pathlib import Path
 
 
 class Unavailable(Exception):
-    """Why there is no server; the tests are skipped with it."""
+    """Why there is no server."""
 
 
-def find_programs() -> Path:
-    """The directory with initdb and pg_ctl: on the path, where Debian puts them, or installed now."""
-    for _ in range(2):
-        found = shutil.which("pg_ctl")
-        if found:
-            return Path(found).parent
-        known = sorted(Path("/usr/lib/postgresql").glob("*/bin/pg_ctl"), key=lambda p: float(p.parts[-3]))
-        if known:
-            return known[-1].parent
-        install()
-    raise Unavailable("PostgreSQL was installed, but pg_ctl is not under /usr/lib/postgresql")
-
-
-def install() -> None:
-    if os.getuid() != 0 or not shutil.which("apt-get"):
-        raise Unavailable("no PostgreSQL here (pg_ctl, /usr/lib/postgresql/*/bin): apt-get install postgresql")
-    with open(Path(tempfile.gettempdir()) / "tidegate-postgres-install.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if any(Path("/usr/lib/postgresql").glob("*/bin/pg_ctl")):
-            return
-        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        command = ["apt-get", "install", "-y", "--no-install-recommends", "postgresql"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
-        if done.returncode:
-            raise Unavailable(f"apt-get install postgresql failed: {done.stderr.strip()[-200:]}")
+def find_programs() -> Path | None:
+    """The directory with initdb and pg_ctl: on the path, or where Debian puts them."""
+    found = shutil.which("pg_ctl")
+    if found:
+        return Path(found).parent
+    known = sorted(Path("/usr/lib/postgresql").glob("*/bin/pg_ctl"), key=lambda p: float(p.parts[-3]))
+    return known[-1].parent if known else None
 
 
 class PostgresServer:
     """Runs as an unprivileged user, because PostgreSQL refuses root."""
 
-    def __init__(self) -> None:
-        self._programs = find_programs()
+    def __init__(self, more_options: str = "") -> None:
+        self._more = more_options
+        programs = find_programs()
+        if programs is None:
+            raise Unavailable("no PostgreSQL here (pg_ctl, /usr/lib/postgresql/*/bin): apt-get install postgresql")
+        self._programs = programs
         self.root = Path(tempfile.mkdtemp(prefix="tidegate-pg-", dir="/tmp"))  # a socket's path must be short
         self._as_user: list[str] = []
         if os.getuid() == 0:
@@ -65,7 +50,7 @@ class PostgresServer:
         return f"postgresql://tidegate@/postgres?host={self.root}"
 
     def start(self) -> None:
-        options = f"-c listen_addresses='' -c unix_socket_directories={self.root} -c shared_buffers=16MB"
+        options = f"-c listen_addresses='' -c unix_socket_directories={self.root} -c shared_buffers=16MB {self._more}"
         self._run("pg_ctl", "-D", self._data, "-l", self.root / "server.log", "-w", "-o", options, "start")
 
     def kill(self) -> None:

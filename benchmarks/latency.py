@@ -1,0 +1,98 @@
+"""How long a push takes to its acknowledgement under load, in an open loop.
+
+Pushes are due at fixed moments, whatever the answers do, and latency counts from the moment a push was *due*: a pause of the
+engine is felt by everything that was due in it (no coordinated omission). Percentiles are exact, from every push.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import tempfile
+import time
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tidegate import Engine
+from tidegate.benchmarks.leaderboard import final_state, reference_state
+from tidegate.benchmarks.setting import setting
+from tidegate.examples.leaderboard.app import leaderboard, start
+from tidegate.examples.leaderboard.reference import Contest, Vote, random_votes
+
+Progress = Callable[[str], None]
+PERCENTILES = (50.0, 90.0, 99.0, 99.9, 99.99)
+LOADS = (0.1, 0.25, 0.5, 0.75)
+
+
+def bench(seconds: float = 4.0, rounds: int = 3, progress: Progress = lambda text: None) -> dict[str, Any]:
+    """Milliseconds to the acknowledgement of a vote, on disk with group commit, at parts of the peak found here."""
+    progress("peak")
+    found = [peak(20_000) for _ in range(rounds)]
+    highest = statistics.median(rate for rate, _ in found)
+    correct = all(right for _, right in found)
+    loads: dict[str, dict[str, float]] = {}
+    for load in LOADS:
+        runs = []
+        for number in range(rounds):
+            progress(f"{load:.0%} of the peak, round {number + 1}")
+            percentiles, right = at_rate(highest * load, seconds)
+            runs.append(percentiles)
+            correct &= right
+        loads[f"{load:.0%} of peak"] = {
+            "votes_per_s": round(highest * load),
+            **{name: round(statistics.median(run[name] for run in runs), 2) for name in runs[0]},
+        }
+    return {
+        "peak_votes_per_s": round(highest),
+        "p99_ms_at_half_of_peak": loads["50% of peak"]["p99_ms"],
+        "rounds": rounds,
+        "correct": correct,
+        "loads": loads,
+        **setting(),
+    }
+
+
+def peak(votes: int) -> tuple[float, bool]:
+    """Votes a second when each is pushed as soon as the one before it has run, and nobody waits for the disk."""
+    cast = random_votes(votes)
+    with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as place, start(leaderboard(), place) as engine:
+        gc.collect()
+        begin = time.perf_counter()
+        tickets = [engine.push("votes_in", [vote]) for vote in cast]
+        tickets[-1].result()
+        seconds = time.perf_counter() - begin
+        return votes / seconds, _is_right(engine, cast)
+
+
+def at_rate(rate: float, seconds: float) -> tuple[dict[str, float], bool]:
+    """Percentiles of the wait for an acknowledgement at ``rate`` votes a second."""
+    cast = random_votes(max(int(rate * seconds), 1))
+    with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as place, start(leaderboard(), place) as engine:
+        gc.collect()
+        waits = _open_loop(engine, cast, rate)
+        right = _is_right(engine, cast) and len(waits) == len(cast)
+    told = dict(zip(PERCENTILES, np.percentile(np.frombuffer(waits), PERCENTILES), strict=True))
+    return {**{f"p{part:g}_ms": value * 1e3 for part, value in told.items()}, "max_ms": max(waits) * 1e3}, right
+
+
+def _open_loop(engine: Engine, cast: list[Vote], rate: float) -> array[float]:
+    waits = array("d")
+    now = time.perf_counter
+    ticket = None
+    begin = now()
+    for number, vote in enumerate(cast):
+        due = begin + number / rate
+        while (ahead := due - now()) > 0:
+            time.sleep(min(ahead, 0.0005))
+        ticket = engine.push("votes_in", [vote])
+        ticket.add_done_callback(lambda _, due=due: waits.append(now() - due))  # type: ignore[misc]
+    if ticket is not None:
+        ticket.result()
+    return waits
+
+
+def _is_right(engine: Engine, cast: list[Vote]) -> bool:
+    return final_state(engine) == reference_state(Contest().run(cast))

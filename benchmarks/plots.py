@@ -1,0 +1,64 @@
+"""Plots of the report: a picture for each benchmark whose figures are to be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+Facts = Mapping[str, Any]
+OURS, THEIRS = "#1f6f8b", "#b8b8b8"
+
+
+def bars(title: str, unit: str, values: Mapping[str, float], ours: set[str], path: Path) -> bool:
+    """Horizontal bars on a logarithmic scale, the longest first; False where there is no matplotlib, or nothing to show."""
+    try:
+        import matplotlib
+    except ImportError:
+        return False
+    if not values:
+        return False
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "tidegate"
+    from matplotlib import pyplot
+
+    ordered = sorted(values.items(), key=lambda pair: pair[1])
+    figure, axes = pyplot.subplots(figsize=(8, 0.6 + 0.36 * len(ordered)), layout="constrained")
+    names = [name for name, _ in ordered]
+    drawn = axes.barh(names, [v for _, v in ordered], color=[OURS if name in ours else THEIRS for name in names])
+    axes.bar_label(drawn, labels=[f"{value:,.0f}" for _, value in ordered], padding=4, fontsize=9)
+    axes.set_xscale("log")
+    axes.set_xlim(right=max(values.values()) * 6)
+    axes.set_title(f"{title} ({unit}, logarithmic)", fontsize=11, loc="left")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
+    return True
+
+
+def leaderboard(facts: Facts, path: Path) -> bool:
+    ours = {
+        "tidegate, in memory": facts["feed_votes_per_s"],
+        "tidegate, durable": facts["votes_per_s"],
+        "tidegate, durable, push": facts.get("durable_push_votes_per_s", 0),
+    }
+    theirs = {name: peer["votes_per_s"] for name, peer in facts.get("peers", {}).items() if "votes_per_s" in peer}
+    dicts = {"bare dictionaries, no guarantees": facts["dicts_votes_per_s"]}
+    return bars("Leaderboard", "votes a second", {**ours, **theirs, **dicts}, set(ours), path)
+
+
+def windows(facts: Facts, path: Path) -> bool:
+    values: dict[str, float] = {}
+    ours = set()
+    for kind in ("count", "time"):
+        for name in ("", "numpy_", "duckdb_", "polars_", "python_", "bytewax_", "spark_"):
+            figure = facts.get(f"{name}{kind}_rows_per_s")
+            if figure:
+                label = f"{name.rstrip('_') or 'tidegate'}, by {kind}"
+                values[label] = figure
+                if not name:
+                    ours.add(label)
+    return bars("Windows", "rows a second", values, ours, path)
+
+
+PLOTS: dict[str, Callable[[Facts, Path], bool]] = {"leaderboard": leaderboard, "windows": windows}

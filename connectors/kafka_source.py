@@ -1,0 +1,238 @@
+"""A Kafka topic as a source: every record once, in order for every partition. Needs ``tidegate[kafka]``.
+
+The offsets are in *our* log, in one record with the rows: ``{"0": 17, "1": 4}``, the next offset of every partition. What
+is committed to the consumer group is for others to look at; it is never read back.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
+
+from tidegate.connectors.reading import UNREADABLE, RowReader, from_text, reason, shown
+from tidegate.connectors.values import JsonValues, Values
+from tidegate.errors import SourceError
+from tidegate.sources import Chunk, Malformed
+from tidegate.storage.schema import Relation, Row
+
+log = logging.getLogger("tidegate")
+
+REQUEST_S = 10.0
+OVERSIGHT_S = 5.0  # how often offsets are shown to the group, and new partitions looked for
+
+
+class KafkaSource:
+    """Records of ``topic`` from the brokers at ``servers`` (``"host:9092,…"``), transactions that were aborted left out.
+
+    ``values``: how a record is written, JSON by default. ``key``: the column that a record's key goes into. A stream that is
+    keyed by that column has a batch per key. ``group``: the consumer group that offsets are shown to, for tools that
+    watch lag; ``tidegate-`` and the ingestion's name by default. ``follow=False``: finished at the end that the topic has
+    when it is opened. ``settings``: of librdkafka, for TLS and passwords. ``fields``, ``ignore_unknown``: see
+    :mod:`tidegate.connectors.reading`.
+    """
+
+    def __init__(
+        self,
+        servers: str,
+        topic: str,
+        *,
+        values: Values | None = None,
+        key: str | None = None,
+        group: str | None = None,
+        follow: bool = True,
+        settings: Mapping[str, Any] | None = None,
+        fields: Mapping[str, str] | None = None,
+        ignore_unknown: bool = False,
+    ) -> None:
+        self.servers = servers
+        self.topic = topic
+        self.finished = False
+        self._values = values or JsonValues()
+        self._key = key
+        self._group = group
+        self._follow = follow
+        self._settings = dict(settings or {})
+        self._options = (fields, ignore_unknown)
+        self._consumer: Consumer | None = None
+        self._at: dict[str, int] = {}
+        self._ends: dict[str, int] = {}
+        self._down: KafkaError | None = None
+        self._overseen = 0.0
+
+    @property
+    def lag(self) -> int | None:
+        """Records that the brokers have and we do not, as far as the last answers tell."""
+        if self._consumer is None:
+            return None
+        behind = 0
+        for partition, at in self._at.items():
+            low, high = self._consumer.get_watermark_offsets(TopicPartition(self.topic, int(partition)), cached=True)
+            behind += max(0, high - max(at, low)) if high >= 0 else 0
+        return behind
+
+    # ---- connecting
+
+    def open(self, name: str, relation: Relation, position: Any) -> None:
+        self._name = name
+        self.finished = False
+        self._down = None
+        self._reader = RowReader(relation, *self._options)
+        if self._key is not None and self._key not in relation.index_of:
+            raise SourceError(
+                f"key={self._key!r}: stream {relation.name} has the columns {', '.join(relation.column_names)}",
+                source=name,
+                fatal=True,
+            )
+        fields = self._values.fields()
+        if fields is not None:
+            self._reader.check_fields(
+                [*fields, *([self._key] if self._key else [])], f"the schema of topic {self.topic}"
+            )
+        group = self._group or f"tidegate-{name}"
+        self._consumer = Consumer(
+            {
+                "bootstrap.servers": self.servers,
+                "group.id": group,
+                "enable.auto.commit": False,
+                "enable.auto.offset.store": False,
+                "auto.offset.reset": "error",
+                "isolation.level": "read_committed",
+                "error_cb": self._on_error,
+                "logger": log,
+                "socket.connection.setup.timeout.ms": 5_000,
+                "fetch.wait.max.ms": 100,
+                **self._settings,
+            }
+        )
+        try:
+            self._at = {str(partition): int(offset) for partition, offset in (position or {}).items()}
+            self._assign()
+            if not self._follow:
+                self._ends = {partition: self._watermarks(partition)[1] for partition in self._at}
+        except KafkaException as error:
+            self.close()
+            raise self._unreadable(error.args[0]) from error
+        except BaseException:
+            self.close()
+            raise
+
+    def _assign(self) -> None:
+        """Read every partition of the topic from its offset on, or from its beginning."""
+        assert self._consumer is not None
+        found = self._consumer.list_topics(self.topic, timeout=REQUEST_S).topics[self.topic]
+        if found.error is not None:
+            missing = found.error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART
+            raise SourceError(
+                f"topic {self.topic} at {self.servers}: {found.error.str()}", source=self._name, fatal=missing
+            )
+        for partition in found.partitions:
+            if str(partition) not in self._at:
+                self._at[str(partition)] = self._watermarks(str(partition))[0]
+        self._consumer.assign([TopicPartition(self.topic, int(p), at) for p, at in self._at.items()])
+        self._overseen = time.monotonic()
+
+    def _watermarks(self, partition: str) -> tuple[int, int]:
+        assert self._consumer is not None
+        found = self._consumer.get_watermark_offsets(TopicPartition(self.topic, int(partition)), timeout=REQUEST_S)
+        return (0, 0) if found is None else (max(0, found[0]), found[1])
+
+    def _on_error(self, error: KafkaError) -> None:
+        if error.code() == KafkaError._ALL_BROKERS_DOWN or error.fatal():
+            self._down = error
+
+    # ---- reading
+
+    def poll(self, limit: int, timeout_s: float) -> Chunk | None:
+        assert self._consumer is not None
+        try:
+            messages = self._consumer.consume(limit, max(timeout_s, 0.05))
+            self._oversee()
+        except KafkaException as error:
+            raise self._unreadable(error.args[0]) from error
+        if not messages:
+            if self._down is not None:
+                raise self._unreadable(self._down)
+            if not self._follow:
+                self._look_for_the_end()
+            return None
+        self._down = None
+        rows: list[Row] = []
+        malformed: list[Malformed] = []
+        places: list[tuple[int, int]] = []
+        at = dict(self._at)
+        for message in messages:
+            if message.error() is not None:
+                raise self._unreadable(message.error())
+            partition, offset = message.partition(), message.offset()
+            at[str(partition)] = offset + 1
+            try:
+                rows.append(self._row(message))
+                places.append((partition, offset))
+            except UNREADABLE as error:
+                malformed.append(Malformed(self._place(partition, offset), shown(message.value()), reason(error)))
+        self._at = at
+        return Chunk(rows, at, malformed, lambda i: self._place(*places[i]))
+
+    def _place(self, partition: int, offset: int) -> str:
+        return f"{self.topic}/{partition}/{offset}"
+
+    def _row(self, message: Any) -> Row:
+        data = message.value()
+        if data is None:
+            raise ValueError("a record without value (a tombstone)")
+        record = self._values.decode(data)
+        if self._key is not None and isinstance(record, dict):
+            key = message.key()
+            text = None if key is None else key.decode()
+            record = {
+                **record,
+                self._reader.field_of[self._key]: from_text(self._reader.relation.column(self._key), text),
+            }
+        return self._reader.row(record)
+
+    def _look_for_the_end(self) -> None:
+        """Control records at the end of a partition are never handed out; the consumer's own position is past them."""
+        assert self._consumer is not None
+        found = self._consumer.position([TopicPartition(self.topic, int(p)) for p in self._at])
+        reached = {str(p.partition): p.offset for p in found}
+        self.finished = all(max(reached.get(p, OFFSET_BEGINNING), self._at[p]) >= end for p, end in self._ends.items())
+
+    def _oversee(self) -> None:
+        """Now and then: is there a new partition?"""
+        if time.monotonic() - self._overseen < OVERSIGHT_S or self._consumer is None:
+            return
+        self._overseen = time.monotonic()
+        found = self._consumer.list_topics(self.topic, timeout=REQUEST_S).topics[self.topic]
+        if found.error is None and any(str(partition) not in self._at for partition in found.partitions):
+            self._assign()
+
+    # ---- telling others
+
+    def committed(self, position: Any) -> None:
+        assert self._consumer is not None
+        offsets = [TopicPartition(self.topic, int(p), at) for p, at in position.items() if at > 0]
+        try:
+            self._consumer.commit(offsets=offsets, asynchronous=True)
+        except KafkaException as error:  # our own log has them
+            log.debug("ingestion %s: the group was not told: %s", self._name, error)
+
+    def close(self) -> None:
+        if self._consumer is not None:
+            self._consumer.close()
+            self._consumer = None
+
+    def _unreadable(self, error: Any) -> SourceError:
+        lost = error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)
+        hint = (
+            ". What comes after the position is gone: its retention was shorter than our absence. Ingest under a new name to "
+            "begin with what is there"
+            if lost
+            else ""
+        )
+        return SourceError(
+            f"can't read topic {self.topic} at {self.servers}: {error.str()}{hint}", source=self._name, fatal=lost
+        )

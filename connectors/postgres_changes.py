@@ -1,0 +1,248 @@
+"""Changes of PostgreSQL tables as a source, by logical decoding: every committed change once, in commit order.
+
+    pg_logical_slot_peek_binary_changes ─▶ our log has rows and LSN ─▶ pg_replication_slot_advance
+
+Peeking leaves the slot where it is; it is advanced only after the rows are on disk here. A crash of either side in
+between shows the same transactions again, and those that end at or before the position are passed over.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.exc import SQLAlchemyError
+
+from tidegate.connectors.pgoutput import UNCHANGED, Change, Commit, Decoder
+from tidegate.connectors.reading import UNREADABLE, RowReader, from_text, reason
+from tidegate.connectors.sql import connect_database
+from tidegate.errors import SinkError, SourceError
+from tidegate.sources import Chunk, Malformed
+from tidegate.storage.schema import Relation, Row
+
+LOOK_S = 0.1
+PEEK = """SELECT data FROM pg_logical_slot_peek_binary_changes(:slot, NULL, :limit,
+          'proto_version', '1', 'publication_names', :publication)"""
+
+
+class PostgresChanges:
+    """Inserts, updates and deletes of ``table`` in the PostgreSQL database at ``url``.
+
+    The stream has a column ``op`` (another name: ``op=``), which is ``insert``, ``update`` or ``delete``, and columns of
+    the table: after an insert or update the row, before a delete its key (the whole row with REPLICA IDENTITY FULL; the
+    rest is NULL). A transaction is never divided between batches. It begins with the first change after ``slot`` was
+    made; slot and publication are made when missing, which takes ``wal_level = logical`` and a role that may replicate.
+    A slot that nobody reads keeps the server's log from being removed: :meth:`drop` it when you are done.
+    """
+
+    def __init__(
+        self,
+        url: str | sa.URL | sa.Engine,
+        table: str,
+        *,
+        slot: str,
+        publication: str | None = None,
+        op: str = "op",
+        fields: Mapping[str, str] | None = None,
+        ignore_unknown: bool = False,
+    ) -> None:
+        try:
+            self._database = connect_database(url)
+        except SinkError as error:
+            raise SourceError(str(error), fatal=True) from None
+        if self._database.dialect.name != "postgresql":
+            raise SourceError(f"PostgresChanges reads PostgreSQL, got {self._database.url.drivername}", fatal=True)
+        self._shown = self._database.url.render_as_string(hide_password=True)
+        self._table = table
+        self._slot = slot
+        self._publication = publication or slot
+        self._op = op
+        self._fields = dict(fields or {})
+        self._ignore = ignore_unknown
+        self._at = 0
+        self.finished = False
+
+    @property
+    def lag(self) -> int | None:
+        """Bytes of the server's log between the position and its end."""
+        sql = "SELECT pg_current_wal_lsn() - '0/0'::pg_lsn"
+        try:
+            with self._database.connect() as connection:
+                return max(0, int(connection.scalar(sa.text(sql)) or 0) - self._at)
+        except SQLAlchemyError:
+            return None
+
+    # ---- getting ready
+
+    def open(self, name: str, relation: Relation, position: Any) -> None:
+        self._name = name
+        self._reader = RowReader(relation, {**self._fields, self._op: self._op} if self._fields else None)
+        if self._op not in relation.index_of:
+            raise SourceError(
+                f"stream {relation.name} has no column {self._op!r} for the kind of change; add '{self._op} VARCHAR', or name "
+                f"another with op=",
+                source=name,
+                fatal=True,
+            )
+        self._columns = {self._reader.field_of[c.name]: c for c in relation.columns if c.name != self._op}
+        try:
+            self._check_table(relation)
+            self._make_slot()
+            self._at = 0 if position is None else _lsn(position)
+            if position is not None:
+                self._advance(position)
+        except SQLAlchemyError as error:
+            raise self._unreadable(error) from error
+
+    def _check_table(self, relation: Relation) -> None:
+        with self._database.connect() as connection:
+            level = connection.scalar(sa.text("SHOW wal_level"))
+            if level != "logical":
+                raise SourceError(
+                    f"{self._shown} runs with wal_level = {level}; capturing changes needs wal_level = logical and a restart",
+                    source=self._name,
+                    fatal=True,
+                )
+            sql = """SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(:table) AND attnum > 0 AND NOT attisdropped"""
+            found = list(connection.scalars(sa.text(sql), {"table": self._table}))
+        if not found:
+            raise SourceError(f"there is no table {self._table} in {self._shown}", source=self._name, fatal=True)
+        missing = [field for field in self._columns if field not in found]
+        unknown = [] if self._ignore else [field for field in found if field not in self._columns]
+        if missing or unknown:
+            raise SourceError(
+                f"table {self._table} ({', '.join(found)}) in {self._shown} does not fit stream {relation.name} "
+                f"({', '.join(relation.column_names)}): "
+                + " and ".join(
+                    [f"the table has no {', '.join(missing)}"] * bool(missing)
+                    + [f"the stream has no {', '.join(unknown)} (ignore_unknown=True leaves them out)"] * bool(unknown)
+                ),
+                source=self._name,
+                fatal=True,
+            )
+
+    def _make_slot(self) -> None:
+        """The publication first: a slot shows nothing of what was committed before its publication was there."""
+        preparer = self._database.dialect.identifier_preparer
+        with self._database.begin() as connection:
+            known = "SELECT 1 FROM pg_publication WHERE pubname = :name"
+            if connection.scalar(sa.text(known), {"name": self._publication}) is None:
+                table = connection.scalar(sa.text("SELECT to_regclass(:table)::text"), {"table": self._table})
+                connection.execute(
+                    sa.text(f"CREATE PUBLICATION {preparer.quote_identifier(self._publication)} FOR TABLE {table}")
+                )
+        with self._database.begin() as connection:
+            known = "SELECT plugin FROM pg_replication_slots WHERE slot_name = :name"
+            plugin = connection.scalar(sa.text(known), {"name": self._slot})
+            if plugin is None:
+                make = "SELECT pg_create_logical_replication_slot(:name, 'pgoutput')"
+                connection.execute(sa.text(make), {"name": self._slot})
+            elif plugin != "pgoutput":
+                raise SourceError(f"slot {self._slot} has the plugin {plugin}, not pgoutput; name another", fatal=True)
+
+    # ---- reading
+
+    def poll(self, limit: int, timeout_s: float) -> Chunk | None:
+        ends = time.monotonic() + timeout_s
+        while True:
+            chunk = self._next(limit)
+            if chunk is not None or time.monotonic() >= ends:
+                return chunk
+            time.sleep(min(LOOK_S, max(0.0, ends - time.monotonic())))
+
+    def _next(self, limit: int) -> Chunk | None:
+        """The changes of whole transactions: PostgreSQL looks at the limit only where one ends."""
+        given = {"slot": self._slot, "limit": limit, "publication": self._publication}
+        try:
+            with self._database.begin() as connection:
+                messages = connection.scalars(sa.text(PEEK), given).all()
+        except SQLAlchemyError as error:
+            raise self._unreadable(error) from error
+        decoder = Decoder()
+        rows: list[Row] = []
+        malformed: list[Malformed] = []
+        places: list[str] = []
+        current: list[Change] = []
+        end = self._at
+        for message in messages:
+            found = decoder.decode(bytes(message))
+            if isinstance(found, Change):
+                current.append(found)
+            elif isinstance(found, Commit):
+                if found.end > self._at:
+                    self._take(current, found.end, rows, malformed, places)
+                    end = found.end
+                current = []
+        if end == self._at:
+            if messages:
+                self.committed(_text(end))  # nothing new in them: the slot had gone back
+            return None
+        self._at = end
+        return Chunk(rows, _text(end), malformed, places.__getitem__)
+
+    def _take(
+        self, changes: list[Change], end: int, rows: list[Row], malformed: list[Malformed], places: list[str]
+    ) -> None:
+        for number, change in enumerate(changes):
+            place = f"{_text(end)} change {number}"
+            if f"{change.table.schema}.{change.table.name}" != self._full_name(change.table.schema):
+                continue  # another table of the publication
+            try:
+                rows.append(self._row(change))
+                places.append(place)
+            except UNREADABLE as error:
+                malformed.append(Malformed(place, repr((change.operation, change.values)), reason(error)))
+
+    def _full_name(self, schema: str) -> str:
+        return self._table if "." in self._table else f"{schema}.{self._table}"
+
+    def _row(self, change: Change) -> Row:
+        record: dict[str, Any] = {self._op: change.operation}
+        for field, value in change.values.items():
+            if value is UNCHANGED:
+                raise ValueError(
+                    f"{field} is large, was not changed, and so was not sent; ALTER TABLE {self._table} REPLICA IDENTITY FULL"
+                )
+            if field in self._columns:
+                record[field] = from_text(self._columns[field], value)
+        return self._reader.row(record)
+
+    # ---- letting the server forget
+
+    def committed(self, position: Any) -> None:
+        try:
+            self._advance(position)
+        except SQLAlchemyError as error:
+            raise self._unreadable(error) from error
+
+    def _advance(self, position: str) -> None:
+        behind = "SELECT confirmed_flush_lsn < CAST(:at AS pg_lsn) FROM pg_replication_slots WHERE slot_name = :slot"
+        with self._database.begin() as connection:
+            if connection.scalar(sa.text(behind), {"at": position, "slot": self._slot}):
+                advance = "SELECT pg_replication_slot_advance(:slot, CAST(:at AS pg_lsn))"
+                connection.execute(sa.text(advance), {"at": position, "slot": self._slot})
+
+    def drop(self) -> None:
+        """Remove slot and publication: the server keeps its log for them otherwise."""
+        quote = self._database.dialect.identifier_preparer.quote_identifier
+        with self._database.begin() as connection:
+            connection.execute(sa.text("SELECT pg_drop_replication_slot(:slot)"), {"slot": self._slot})
+            connection.execute(sa.text(f"DROP PUBLICATION IF EXISTS {quote(self._publication)}"))
+
+    def _unreadable(self, error: SQLAlchemyError) -> SourceError:
+        why = " ".join(str(getattr(error, "orig", None) or error).split()).rstrip(".")
+        return SourceError(f"can't read changes of {self._table} from {self._shown}: {why}", source=self._name)
+
+    def close(self) -> None:
+        self._database.dispose()
+
+
+def _lsn(text: str) -> int:
+    high, low = text.split("/")
+    return (int(high, 16) << 32) + int(low, 16)
+
+
+def _text(lsn: int) -> str:
+    return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"

@@ -1,0 +1,271 @@
+"""Running the connectors of a file, against a directory or a server, until they are finished or told to stop."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+
+from tidegate.connectors.toml_file import Connector, Setup
+from tidegate.delivery import FIRST_PAUSE_S, LONGEST_PAUSE_S
+from tidegate.errors import ServerError, SinkError, TidegateError
+from tidegate.ingestion import Ingestion, ingest
+from tidegate.ingestion_targets import target_of
+from tidegate.loading import load_app
+
+if TYPE_CHECKING:
+    from tidegate.client import Client
+    from tidegate.engine import Engine
+
+log = logging.getLogger("tidegate")
+
+
+class RemoteDelivery:
+    """The batches of a served engine on their way to a sink, as :class:`tidegate.delivery.Delivery` has those of an engine."""
+
+    def __init__(self, client: Client, connector: Connector) -> None:
+        self.name = connector.name
+        self.stream = connector.stream
+        self.delivered = 0
+        self.error: Exception | None = None
+        self._sink = connector.made
+        self._client = client
+        self._stop = threading.Event()
+        self._idle = threading.Event()
+        relation = client.schemas().wires[self.stream].relation
+        self._sink.open(self.name, relation)
+        self._subscription = client.subscribe_durably(self.stream, self.name)
+        self._thread = threading.Thread(target=self._run, name=f"tidegate-delivery-{self.name}", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        waiting: list[Any] = []
+        pause_s = FIRST_PAUSE_S
+        while not self._stop.is_set():
+            try:
+                while len(waiting) < self._sink.at_once:
+                    batch = self._subscription.get(0.0 if waiting else 0.2)
+                    if batch is None:
+                        break
+                    waiting.append(batch)
+                if waiting:
+                    self._idle.clear()
+                    self._sink.send(waiting)
+                    self._subscription.ack(waiting)
+                    self.delivered += len(waiting)
+                    waiting = []
+                else:
+                    self._idle.set()
+                self.error, pause_s = None, FIRST_PAUSE_S
+            except (SinkError, ServerError) as error:
+                self.error = error
+                log.warning("delivery %s: %s", self.name, error)
+                self._stop.wait(pause_s)
+                pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+
+    def drain(self, timeout_s: float) -> bool:
+        self._idle.clear()
+        return self._idle.wait(timeout_s)
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._subscription.close()
+        self._sink.close()
+
+
+@contextmanager
+def running(setup: Setup, token: str | None = None) -> Iterator[Running]:
+    """Everything in the file at work; closed at the end."""
+    import tidegate
+
+    with ExitStack() as stack:
+        if setup.url is not None:
+            target: Any = stack.enter_context(tidegate.connect(setup.url, setup.token or token))
+        else:
+            target = stack.enter_context(tidegate.open(load_app(str(setup.app)), setup.directory))
+        yield stack.enter_context(Running(target, setup))
+
+
+class Running:
+    """The ingestions and deliveries of a file."""
+
+    def __init__(self, target: Engine | Client, setup: Setup) -> None:
+        self.ingestions: list[Ingestion] = []
+        self.deliveries: list[Any] = []
+        self._target = target
+        try:
+            for connector in setup.sinks:  # first: they begin with what is emitted from now on
+                self.deliveries.append(self._deliver(connector))
+            for connector in setup.sources:
+                self.ingestions.append(self._ingest(connector))
+        except BaseException:
+            self._close()
+            raise
+
+    def _deliver(self, connector: Connector) -> Any:
+        from tidegate.engine import Engine
+
+        try:
+            if isinstance(self._target, Engine):
+                return self._target.deliver(connector.stream, connector.made, connector.name, background=True)
+            if connector.stream not in self._target.schemas().wires:
+                raise TidegateError(f"{self._target.url} has no stream {connector.stream!r}")
+            return RemoteDelivery(self._target, connector)
+        except TidegateError as error:
+            raise TidegateError(f"{connector.key} ({connector.name}): {error}") from error
+
+    def _ingest(self, connector: Connector) -> Ingestion:
+        try:
+            return ingest(
+                self._target, connector.stream, connector.made, connector.name, background=True, **connector.options
+            )
+        except TidegateError as error:
+            raise TidegateError(f"{connector.key} ({connector.name}): {error}") from error
+
+    @property
+    def at_work(self) -> bool:
+        """Is there a source that may bring more, or nothing but sinks?"""
+        return not self.ingestions or any(ingestion.at_work for ingestion in self.ingestions)
+
+    @property
+    def stopped(self) -> list[Ingestion]:
+        """Sources that gave up."""
+        return [ingestion for ingestion in self.ingestions if ingestion.state == "stopped"]
+
+    def drain(self, timeout_s: float = 60.0) -> bool:
+        """Wait until what the sources brought has gone through and out."""
+        from tidegate.engine import Engine
+
+        if isinstance(self._target, Engine):
+            self._target.run_until_idle()
+        return all(delivery.drain(timeout_s) for delivery in self.deliveries)
+
+    def facts(self) -> list[dict[str, Any]]:
+        """What each is doing."""
+        told: list[dict[str, Any]] = [
+            {
+                "source": i.name,
+                "stream": i.stream,
+                "state": i.state,
+                "rows": i.rows,
+                "rejected": i.rejected,
+                "lag": i.lag,
+                "error": None if i.error is None else str(i.error),
+            }
+            for i in self.ingestions
+        ]
+        return told + [
+            {
+                "sink": d.name,
+                "stream": d.stream,
+                "state": "open" if d.error is None else "failing",
+                "batches": d.delivered,
+                "error": None if d.error is None else str(d.error),
+            }
+            for d in self.deliveries
+        ]
+
+    def _close(self) -> None:
+        for ingestion in self.ingestions:
+            ingestion.close()
+        for delivery in self.deliveries:
+            if isinstance(delivery, RemoteDelivery):  # an engine closes its own
+                delivery.close()
+
+    def __enter__(self) -> Running:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+
+
+@contextmanager
+def metrics(at_work: Running, port: int) -> Iterator[int]:
+    """Answer ``GET /metrics`` on loopback while inside; gives the port."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            known = self.path == "/metrics"
+            body = metrics_text(at_work.facts()).encode() if known else b"GET /metrics\n"
+            self.send_response(200 if known else 404)
+            self.send_header("content-type", "text/plain; version=0.0.4")
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *arguments: Any) -> None:
+            pass
+
+    try:
+        server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    except OSError as error:
+        raise TidegateError(f"can't answer for metrics on port {port}: {error.strerror}") from None
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), name="tidegate-metrics", daemon=True)
+    thread.start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def metrics_text(facts: list[dict[str, Any]]) -> str:
+    """The facts in the text format of Prometheus, under the names that a server uses.
+
+    >>> print(metrics_text([{"source": "in", "state": "open", "rows": 3, "rejected": 0, "lag": None}]), end="")
+    tidegate_source_up{source="in"} 1
+    tidegate_source_rows_total{source="in"} 3
+    tidegate_source_rejected_total{source="in"} 0
+    """
+    lines = []
+    for one in facts:
+        kind = "source" if "source" in one else "sink"
+        name = str(one[kind]).replace("\\", "\\\\").replace('"', '\\"')
+        values = {"up": int(one["state"] in ("open", "finished"))}
+        if kind == "source":
+            values |= {"rows_total": one["rows"], "rejected_total": one["rejected"], "lag": one["lag"]}
+        else:
+            values["batches_total"] = one["batches"]
+        lines += [f'tidegate_{kind}_{what}{{{kind}="{name}"}} {v}\n' for what, v in values.items() if v is not None]
+    return "".join(lines)
+
+
+def check(setup: Setup, token: str | None = None) -> list[dict[str, Any]]:
+    """Open everything once, take nothing: does what is there fit?"""
+    import tidegate
+
+    with ExitStack() as stack:
+        if setup.url is not None:
+            target: Any = stack.enter_context(tidegate.connect(setup.url, setup.token or token))
+            streams = {s["name"]: bool(s["border"]) for s in target.app()["streams"]}
+        else:
+            target = stack.enter_context(tidegate.open(load_app(str(setup.app)), setup.directory))
+            streams = {name: stream.border for name, stream in target.app.streams.items()}
+        told = []
+        for connector in setup.sinks:
+            if streams.get(connector.stream, True):
+                outputs = ", ".join(name for name, border in streams.items() if not border)
+                raise TidegateError(
+                    f"{connector.key}.stream = {connector.stream!r}: no output stream; there are {outputs}"
+                )
+            told.append({"sink": connector.name, "stream": connector.stream, "fits": "its stream is there"})
+        for connector in setup.sources:
+            if not streams.get(connector.stream, False):
+                borders = ", ".join(name for name, border in streams.items() if border)
+                raise TidegateError(
+                    f"{connector.key}.stream = {connector.stream!r}: no border stream; there are {borders}"
+                )
+            place = target_of(target)
+            try:
+                connector.made.open(connector.name, place.relation(connector.stream), place.position(connector.name))
+                lag = connector.made.lag
+                connector.made.close()
+            except TidegateError as error:
+                raise TidegateError(f"{connector.key} ({connector.name}): {error}") from error
+            told.append({"source": connector.name, "stream": connector.stream, "fits": "it can be read", "lag": lag})
+        return told

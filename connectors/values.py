@@ -1,0 +1,133 @@
+"""How a record is written in a message: JSON, JSON checked by a JSON Schema, or Avro.
+
+``AvroValues`` needs fastavro, ``JsonSchemaValues`` jsonschema: ``pip install 'tidegate[kafka]'``.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from tidegate.errors import SourceError
+from tidegate.wire import encode
+
+
+class Values(Protocol):
+    """Records as bytes, and back. What can't be read raises ValueError or msgspec.DecodeError."""
+
+    def fields(self) -> list[str] | None:
+        """The fields a record has, when a schema says so."""
+
+    def decode(self, data: bytes) -> Any: ...
+    def encode(self, record: Mapping[str, Any]) -> bytes: ...
+
+
+class JsonValues:
+    """JSON objects by column name."""
+
+    def fields(self) -> list[str] | None:
+        return None
+
+    def decode(self, data: bytes) -> Any:
+        return msgspec.json.decode(data)
+
+    def encode(self, record: Mapping[str, Any]) -> bytes:
+        return encode(record)
+
+
+class JsonSchemaValues(JsonValues):
+    """JSON that a JSON Schema (a dict, or the path of a file) accepts."""
+
+    def __init__(self, schema: Mapping[str, Any] | str | Path) -> None:
+        _need("jsonschema", "JSON Schemas")
+        from jsonschema import Draft202012Validator
+        from jsonschema.exceptions import SchemaError
+        from jsonschema.validators import validator_for
+
+        self.schema = _loaded(schema)
+        kind = validator_for(self.schema, Draft202012Validator)
+        try:
+            kind.check_schema(self.schema)
+        except SchemaError as error:
+            raise SourceError(f"that is no JSON Schema: {error.message}", fatal=True) from None
+        self._validator = kind(self.schema)
+
+    def fields(self) -> list[str] | None:
+        found = self.schema.get("properties")
+        return None if found is None else list(found)
+
+    def decode(self, data: bytes) -> Any:
+        value = msgspec.json.decode(data)
+        for error in self._validator.iter_errors(value):
+            where = "/".join(map(str, error.absolute_path))
+            raise ValueError(f"{where or 'the record'} is refused by the JSON Schema: {error.message}")
+        return value
+
+    def encode(self, record: Mapping[str, Any]) -> bytes:
+        data = encode(record)
+        self.decode(data)
+        return data
+
+
+class AvroValues:
+    """Avro records of one schema (a dict, or the path of an ``.avsc`` file).
+
+    ``schema_id``: records are framed as schema registries have it, a zero byte and four of the schema's id; reading takes
+    frames of any id and none as well.
+    """
+
+    def __init__(self, schema: Mapping[str, Any] | str | Path, *, schema_id: int | None = None) -> None:
+        _need("fastavro", "Avro")
+        import fastavro
+
+        self.schema_id = schema_id
+        loaded = _loaded(schema)
+        try:
+            self._schema: Any = fastavro.parse_schema(loaded)
+        except Exception as error:
+            raise SourceError(f"that is no Avro schema: {error}", fatal=True) from None
+        self._fields = [field["name"] for field in loaded.get("fields", [])]
+        self._read, self._write = fastavro.schemaless_reader, fastavro.schemaless_writer
+
+    def fields(self) -> list[str] | None:
+        return self._fields
+
+    def decode(self, data: bytes) -> Any:
+        body = data[5:] if self.schema_id is not None and data[:1] == b"\0" else data
+        reader = io.BytesIO(body)
+        try:
+            record = self._read(reader, self._schema, None)
+        except Exception as error:
+            raise ValueError(f"no Avro record of the schema: {type(error).__name__} {error}") from None
+        if reader.tell() != len(body):
+            raise ValueError(f"no Avro record of the schema: {len(body) - reader.tell()} bytes are left over")
+        return record
+
+    def encode(self, record: Mapping[str, Any]) -> bytes:
+        body = io.BytesIO()
+        if self.schema_id is not None:
+            body.write(b"\0" + struct.pack(">I", self.schema_id))
+        self._write(body, self._schema, dict(record))
+        return body.getvalue()
+
+
+def _loaded(schema: Mapping[str, Any] | str | Path) -> dict[str, Any]:
+    if isinstance(schema, Mapping):
+        return dict(schema)
+    try:
+        found = json.loads(Path(schema).read_text())
+    except (OSError, ValueError) as error:
+        raise SourceError(f"can't read the schema {schema}: {error}", fatal=True) from None
+    return dict(found)
+
+
+def _need(package: str, what: str) -> None:
+    if find_spec(package) is None:
+        raise SourceError(f"{what} need {package}; pip install 'tidegate[kafka]'", fatal=True)

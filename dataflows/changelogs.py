@@ -1,0 +1,29 @@
+"""The changelog of a table, as it is declared: a stream without producer, and a procedure that fills tables again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from tidegate.dataflows.definitions import Procedure, Stream, TableAccess
+
+if TYPE_CHECKING:
+    from tidegate.dataflows.app import App
+
+COLUMNS = "row_key VARCHAR NOT NULL, before VARCHAR, after VARCHAR, position BIGINT NOT NULL"
+RESTORE = "tidegate_restore"
+
+
+def restore_rows(txn: Any, table: str, rows: Sequence[Sequence[Any]]) -> None:
+    """Put the rows into an empty table; see ``tidegate.changelog.rebuild``."""
+    for row in rows:
+        txn.insert(table, row)
+
+
+def declare_changelog(app: App, table: str) -> None:
+    """Declare the stream ``<table>_changes``, and let the tables with a changelog be filled from it."""
+    name = app.stream(f"{table}_changes", COLUMNS)
+    app.streams[name] = Stream(name, app.streams[name].relation, changelog_of=table)
+    tables = [s.changelog_of for s in app.streams.values() if s.changelog_of is not None]
+    access = tuple(TableAccess(followed, write=True) for followed in tables)
+    app.procedures[RESTORE] = Procedure(RESTORE, restore_rows, access=access)

@@ -1,0 +1,85 @@
+"""The demonstration: a shift on the ward, in a page to look at or without."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from tidegate.engine import Engine
+from tidegate.examples.mimic_alerts import report
+from tidegate.examples.mimic_alerts.app import hospital, start
+from tidegate.examples.mimic_alerts.backends import Where, choose_backend
+from tidegate.examples.mimic_alerts.records import Records
+from tidegate.examples.mimic_alerts.safety import judge
+from tidegate.examples.mimic_alerts.shift import Doctor, Shift, WardClock
+from tidegate.examples.mimic_alerts.source import Source
+from tidegate.examples.mimic_alerts.ward import Ward
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to play. ``speed``: ward seconds per second, 0 for as fast as it goes."""
+
+    minutes: float = 10
+    patients: int = 8
+    seed: int = 2
+    speed: float = 0
+    auto_doctor: bool = True
+    data: Path | None = None
+    only: tuple[int, ...] = ()
+    backend: str = "auto"
+    deadline_s: float = 60
+    quiet_s: float = 180
+
+
+def source_of(options: Options, where: Where) -> Source:
+    """As fast as it goes, five seconds are a batch where that helps; for people, one."""
+    if options.data is not None:
+        return Records(options.data, set(options.only) or None, packets=1 if options.speed else 5)
+    return Ward(options.patients, options.minutes, options.seed, packets=5 if where.spark and not options.speed else 1)
+
+
+def open_shift(options: Options, source: Source, where: Where, **settings: Any) -> Shift:
+    """An engine with the source's patients admitted."""
+    clock = WardClock(source.start)
+    app = hospital(options.deadline_s, options.quiet_s, where.window)
+    engine = start(app, clock=clock, **{**where.settings, **settings})
+    doctor = Doctor(options.seed) if options.auto_doctor else None
+    shift = Shift(engine, source, clock, doctor, waits=engine.config.executor == "threads")
+    shift.admit()
+    return shift
+
+
+def events_of(engine: Engine) -> list[Any]:
+    return list(engine.query("SELECT * FROM med_events ORDER BY patient, number"))
+
+
+def run_headless(options: Options, console: Console, as_json: bool = False) -> dict[str, Any]:
+    """Play to the end, print what happened, return the totals."""
+    where = choose_backend(options.backend)
+    source = source_of(options, where)
+    told = Console(stderr=True) if as_json else console
+    told.print(f"[bold]Hospital[/]: {source.name}, {len(source.patients)} patients. {where.told}.", highlight=False)
+    shift = open_shift(options, source, where)
+    began = time.perf_counter()
+    with shift.engine, Progress(TextColumn("{task.description}"), BarColumn(), console=told, transient=True) as bar:
+        task = bar.add_task("", total=None)
+        last = source.start
+
+        def tell(step: Any) -> None:
+            if step.number % 10 == 1:
+                passed = int((step.at - last).total_seconds())
+                bar.update(task, description=f"{passed // 60:02d}:{passed % 60:02d} on the ward")
+
+        seen = shift.play(options.speed, after=tell)
+        took_s = time.perf_counter() - began
+        verdict = judge(events_of(shift.engine), seen.rows)
+    found = report.facts(seen, verdict, took_s)
+    if not as_json:
+        report.show(console, source.patients, seen, verdict, took_s)
+    return found

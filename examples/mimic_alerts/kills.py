@@ -1,0 +1,235 @@
+"""A shift in a process that is killed again and again, at any moment or at a named crash point; then, was it safe?
+
+parent                              child (dies by SIGKILL)
+  │  start ──────────────────────▶  open the directory, go on with the shift where it stopped, alerts to a database
+  │  ◀── decisions (file) ────────  written down when they were acknowledged
+  │  kill; start again …
+  ▼
+every dose allowed, every alert delivered once, every decision applied once, none lost
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import multiprocessing
+import os
+import random
+import signal
+import sqlite3
+import tempfile
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tidegate import crashpoints
+from tidegate.connectors.sql import SqlSink
+from tidegate.errors import BatchError, StillWaiting, TidegateError
+from tidegate.examples.mimic_alerts.app import hospital, start
+from tidegate.examples.mimic_alerts.safety import ALERTS, unsafe_doses
+from tidegate.examples.mimic_alerts.shift import Doctor, Shift, WardClock
+from tidegate.examples.mimic_alerts.ward import Course, Ward
+
+STUCK_AFTER_S = 180.0
+POINTS = (
+    "log-before-sync",
+    "log-after-sync",
+    "execution-before-commit",
+    "execution-after-commit",
+    "merge-before-commit",
+    "merge-after-commit",
+    "delivery-before-send",
+    "delivery-after-send",
+)
+
+
+@dataclass
+class Killed:
+    """What a shift with kills came to."""
+
+    kills: int = 0
+    alerts: int = 0
+    decisions: int = 0
+    doses: int = 0
+    points: Counter[str] = field(default_factory=Counter)
+    doubled: list[str] = field(default_factory=list)
+    clashing: list[str] = field(default_factory=list)
+    repeated: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    misapplied: list[str] = field(default_factory=list)
+
+    @property
+    def safe(self) -> bool:
+        return not (self.doubled or self.clashing or self.repeated or self.lost or self.misapplied)
+
+
+def busy_ward(seed: int, minutes: float) -> Ward:
+    """Eight patients in trouble. What is given does not change the waves: they must be the same after every restart."""
+    dice = random.Random(seed)
+    courses = [
+        Course(
+            f"trouble {n}",
+            18,
+            24,
+            dice.uniform(0, 20 * minutes),
+            40,
+            rate=90,
+            rate_rise=60,
+            rate_onset_s=dice.uniform(0, 30 * minutes),
+            visits=tuple(
+                (
+                    dice.uniform(0, 60 * minutes),
+                    dice.choice(("nesiritide", "sildenafil", "metoprolol", "diltiazem")),
+                    "visit",
+                )
+                for _ in range(3)
+            ),
+        )
+        for n in range(8)
+    ]
+    return Ward(8, minutes, seed, packets=5, courses=courses, responds=False)
+
+
+class Child:
+    """Plays what was not played yet, with a doctor who writes down what was acknowledged."""
+
+    def __init__(self, directory: Path, seed: int, minutes: float, executor: str) -> None:
+        self._progress = directory / "progress"
+        self._decisions = os.open(directory / "decisions", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self.source = busy_ward(seed, minutes)
+        self.done = int(self._progress.read_text()) if self._progress.exists() else 0
+        self.clock = WardClock(self.source.start)
+        self.clock.move_to(self.source.start + dt.timedelta(seconds=5 * self.done))
+        settings: dict[str, Any] = {"executor": executor, "workers": 2, "merge_every_s": 0.3}
+        self.engine = start(hospital(60, 120), str(directory / "ward"), clock=self.clock, **settings)
+        for stream in ALERTS:
+            self.engine.subscribe_durably(stream, f"witness {stream}")  # never acknowledged: it keeps everything
+        url = f"sqlite:///{directory / 'alerts.sqlite'}"
+        self.deliveries = [self.engine.deliver(stream, SqlSink(url, stream), f"to {stream}") for stream in ALERTS]
+        self.shift = Shift(self.engine, self.source, self.clock, Doctor(seed, 0.85, 0.1, (5, 25)))
+
+    def run(self) -> None:
+        if not self.engine.query("SELECT count(*) FROM patients").scalar():
+            self.shift.admit()
+        for step in self.source.steps():
+            if step.number <= self.done:
+                continue
+            self.clock.move_to(step.at)
+            for stream, rows in (("pap", step.pap), ("ecg", step.ecg), ("visits", step.visits)):
+                if rows:
+                    self.engine.push(stream, rows, batch_id=step.number)
+            self._after()
+            hidden = self._progress.with_suffix(".new")
+            hidden.write_text(str(step.number - 1))
+            hidden.replace(self._progress)
+        while self.engine.scheduler.live:
+            self.clock.move_to(self.clock.now() + dt.timedelta(seconds=1))
+            self._after()
+        for delivery in self.deliveries:
+            delivery.drain(30)
+        self.engine.close()
+        (self._progress.parent / "finished").touch()
+
+    def _after(self) -> None:
+        self.engine.run_until_idle()
+        for question in self.engine.questions():
+            asked_at = self.shift.seen.questions.setdefault(
+                (question.stream, question.key, question.batch_id), self.clock.now()
+            )
+            answer = self.shift.doctor.answer(question) if self.shift.doctor else None
+            if answer is None or (self.clock.now() - asked_at).total_seconds() < answer[0]:
+                continue
+            row = {"patient": question.key, "give": answer[1], "decided_by": "the doctor on duty"}
+            try:
+                self.engine.push(question.stream, [row], batch_id=question.batch_id).result(10)
+            except (BatchError, StillWaiting):
+                continue
+            told = {
+                "stream": question.stream,
+                "patient": question.key,
+                "batch_id": question.batch_id,
+                "give": answer[1],
+            }
+            os.write(self._decisions, json.dumps(told).encode() + b"\n")
+        self.engine.tick()
+        self.engine.run_until_idle()
+        for delivery in self.deliveries:
+            delivery.pump()
+
+
+def live(directory: str, seed: int, minutes: float, executor: str, point: str, reach: int) -> None:
+    """A child process: to the end, or until it dies."""
+    reached: Counter[str] = Counter()
+
+    def die(name: str) -> None:
+        reached[name] += 1
+        if name == point and reached[name] == reach:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    if point:
+        crashpoints.listen(die)
+    Child(Path(directory), seed, minutes, executor).run()
+
+
+def run_with_kills(
+    kills: int, seed: int = 1, minutes: float = 4, executor: str = "serial", directory: Path | None = None
+) -> Killed:
+    """Play a shift, killing it so many times, then judge it."""
+    if directory is None:
+        with tempfile.TemporaryDirectory(prefix="tidegate-ward-") as made:
+            return run_with_kills(kills, seed, minutes, executor, Path(made))
+    found = Killed()
+    dice = random.Random(seed)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tidegate.examples.mimic_alerts.kills", "pandas"])
+    while not (directory / "finished").exists():
+        wanted = found.kills < kills
+        point = dice.choice((*POINTS, "")) if wanted else ""
+        often = point.startswith(("log", "execution"))
+        arguments = (str(directory), seed, minutes, executor, point, dice.randrange(1, 120 if often else 3))
+        child = context.Process(target=live, args=arguments)
+        child.start()
+        child.join(dice.uniform(0.3, 2.5) if wanted and not point else STUCK_AFTER_S)
+        stuck = child.exitcode is None and not (wanted and not point)
+        child.kill()
+        child.join()
+        if stuck:
+            raise TidegateError(f"the shift with seed {seed} does not come to an end")
+        if child.exitcode == -signal.SIGKILL:
+            found.kills += 1
+            found.points[point or "any moment"] += 1
+        elif child.exitcode:
+            raise TidegateError(f"the shift with seed {seed} ended with exit code {child.exitcode}")
+    _judge(directory, found)
+    return found
+
+
+def _judge(directory: Path, found: Killed) -> None:
+    with start(hospital(60, 120), str(directory / "ward"), clock=WardClock(dt.datetime(2030, 1, 1))) as engine:
+        events = list(engine.query("SELECT * FROM med_events"))
+        emitted = {
+            stream: [row for batch in engine.subscribe_durably(stream, f"witness {stream}") for row in batch]
+            for stream in ALERTS
+        }
+    found.doubled, found.clashing = unsafe_doses(events)
+    with sqlite3.connect(directory / "alerts.sqlite") as database:
+        for stream in ALERTS:
+            rows = database.execute(f"SELECT patient, sign, found_at FROM {stream}").fetchall()
+            delivered = Counter((patient, sign, str(at)[:19]) for patient, sign, at in rows)
+            wanted = Counter((row.patient, row.sign, str(row.found_at)[:19]) for row in emitted[stream])
+            found.alerts += len(wanted)
+            found.repeated += [f"{stream} {one}" for one, times in delivered.items() if times > 1]
+            found.lost += [f"{stream} {one}" for one in wanted - delivered]
+            found.repeated += [f"{stream} {one} never committed" for one in delivered - wanted]
+    database.close()
+    applied = Counter((event.patient, event.asked_id, event.drug) for event in events if event.asked_id is not None)
+    found.misapplied += [f"{one} given {times} times" for one, times in applied.items() if times != 1]
+    given = Counter((event.patient, event.asked_id) for event in events if event.asked_id is not None)
+    path = directory / "decisions"
+    for line in path.read_text().splitlines() if path.exists() else []:
+        told = json.loads(line)
+        found.decisions += 1
+        if told["give"] and not given[(told["patient"], told["batch_id"])]:
+            found.misapplied.append(f"accepted and not given: {line}")
+    found.doses = len(events)

@@ -1,0 +1,78 @@
+"""What must hold after any run, whatever happened in between."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tidegate.examples.mimic_alerts import rules
+
+ALERTS = ("outcomes", "notices", "rate_outcomes", "rate_notices")
+
+
+def unsafe_doses(events: Iterable[Any]) -> tuple[list[str], list[str]]:
+    """Administrations too close to one of the same drug, and those that clash with another: of rows of med_events.
+
+    What was charted elsewhere (origin ``record``) is history: it counts against what the ward gives, not against itself.
+    """
+    drugs = {drug.drug: drug for drug in rules.DRUGS}
+    doubled: list[str] = []
+    clashing: list[str] = []
+    by_patient: dict[int, list[Any]] = {}
+    for event in events:
+        by_patient.setdefault(event.patient, []).append(event)
+    for patient, given in by_patient.items():
+        given.sort(key=lambda event: (event.given_at, event.number))
+        for i, event in enumerate(given):
+            if event.origin == "record":
+                continue
+            others = [other for j, other in enumerate(given) if j < i or other.origin == "record"]
+            against = rules.objection(event.drug, event.given_at, others, drugs, rules.INTERACTIONS)
+            if against is not None:
+                told = f"patient {patient}, {event.given_at}: {against.text}"
+                (doubled if against.kind == "recent" else clashing).append(told)
+    return doubled, clashing
+
+
+def repeated(delivered: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Alerts that were delivered more than once, by their identity (stream, patient, batch-id)."""
+    return [identity for identity, times in Counter(delivered).items() if times > 1]
+
+
+def misapplied(events: Iterable[Any], accepted: Iterable[tuple[int, int, str]]) -> list[str]:
+    """Decisions that did not lead to exactly one administration: ``accepted`` are (patient, batch-id, drug)."""
+    applied = Counter((event.patient, event.asked_id, event.drug) for event in events if event.asked_id is not None)
+    wanted = Counter(accepted)
+    wrong = [f"patient {p}, alert {b}: {drug} given {n} times" for (p, b, drug), n in applied.items() if n != 1]
+    wrong += [f"patient {p}, alert {b}: {drug} accepted and not given" for p, b, drug in wanted - applied]
+    wrong += [f"patient {p}, alert {b}: {drug} given and not accepted" for p, b, drug in applied - wanted]
+    return sorted(set(wrong))
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was found wrong after a run; everything empty: it was safe."""
+
+    doubled: list[str]
+    clashing: list[str]
+    repeated: list[tuple[Any, ...]]
+    misapplied: list[str]
+
+    @property
+    def safe(self) -> bool:
+        return not (self.doubled or self.clashing or self.repeated or self.misapplied)
+
+
+def judge(events: Iterable[Any], alerts: Mapping[str, list[tuple[Any, int, Any]]]) -> Verdict:
+    """``events``: the rows of med_events; ``alerts``: what was delivered, by stream: (patient, batch-id, row)."""
+    events = list(events)
+    named = [(stream, key, batch_id) for stream in ALERTS for key, batch_id, _ in alerts.get(stream, [])]
+    accepted = [
+        (key, batch_id, row.drug)
+        for stream in ("outcomes", "rate_outcomes")
+        for key, batch_id, row in alerts.get(stream, [])
+        if row.given
+    ]
+    return Verdict(*unsafe_doses(events), repeated(named), misapplied(events, accepted))

@@ -1,0 +1,1 @@
+"""The server: one process owns the data, and everyone else talks to it over HTTP. Needs ``tidegate[server]``."""

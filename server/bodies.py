@@ -1,0 +1,250 @@
+"""Reading requests: within their size and time, and into rows."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+from msgspec import UNSET
+from starlette.requests import ClientDisconnect, Request
+
+from tidegate.errors import DataError, ServerError
+from tidegate.server.settings import Settings
+
+JSON = "application/json"
+NDJSON = "application/x-ndjson"
+ARROW = "application/vnd.apache.arrow.stream"
+ROW_TYPES = (JSON, NDJSON, ARROW)
+_NDJSON_ALSO = {"application/ndjson", "application/jsonl", "application/x-jsonlines"}
+LARGE = 256 << 10  # bytes from which parsing is done in a thread
+
+
+class Pushed(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a push in JSON."""
+
+    rows: list[Any]
+    batch_id: int | None = None
+    source: str | None = None
+    offset: Any = None
+    after: Any = UNSET
+
+
+class Called(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a call. ``encoding="tagged"``: values as ``tidegate.storage.codec`` writes them, without loss."""
+
+    arguments: list[Any] = []
+    named: dict[str, Any] = {}
+    encoding: str = "plain"
+
+
+class Queried(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a query."""
+
+    sql: str
+    parameters: list[Any] | dict[str, Any] | None = None
+    row_limit: int | None = None
+    timeout_s: float | None = None
+    as_of: int | None = None
+    encoding: str = "plain"
+
+
+class Acknowledged(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of an acknowledgement."""
+
+    cursors: list[str]
+    up_to: bool = False
+
+
+async def read_body(request: Request, settings: Settings) -> bytes:
+    """The whole body, if it is small enough and arrives in time."""
+    headers = request.scope["state"]["headers"]
+    if headers.get("content-encoding", "identity") != "identity":
+        raise ServerError("bodies are taken as they are: send it without Content-Encoding", status=415)
+    declared = headers.get("content-length", "0")
+    limit = settings.body_bytes
+    if declared.isdigit() and int(declared) > limit:
+        raise _too_large(limit)
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(settings.body_timeout_s):
+            async for part in request.stream():
+                size += len(part)
+                if size > limit:
+                    raise _too_large(limit)
+                parts.append(part)
+    except TimeoutError:
+        raise ServerError(f"the body did not arrive within {settings.body_timeout_s:g} seconds", status=408) from None
+    except ClientDisconnect:
+        raise ServerError("the client went away", status=400) from None
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _too_large(limit: int) -> ServerError:
+    return ServerError(
+        f"the body is larger than {limit:,} bytes; send fewer rows at a time (the limit is --body-limit)", status=413
+    )
+
+
+def content_type(request: Request) -> str:
+    kind = request.scope["state"]["headers"].get("content-type", JSON).partition(";")[0].strip().lower()
+    return NDJSON if kind in _NDJSON_ALSO else kind
+
+
+async def read_json(request: Request, settings: Settings, kind: Any) -> Any:
+    """The body as JSON of this shape."""
+    if content_type(request) != JSON:
+        raise ServerError(f"send {JSON}, not {content_type(request)!r}", status=415)
+    return decode(await read_body(request, settings), kind)
+
+
+def decode(body: bytes, kind: Any) -> Any:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise DataError(f"the body does not fit: {str(error) or 'it is nested too deeply'}") from None
+
+
+async def read_push(request: Request, settings: Settings) -> Pushed:
+    """Rows in JSON, NDJSON or Arrow; batch-id, source and offset in the JSON, or as query parameters."""
+    kind = content_type(request)
+    if kind not in ROW_TYPES:
+        raise ServerError(f"rows are sent as {', '.join(ROW_TYPES)}, not {kind!r}", status=415)
+    body = await read_body(request, settings)
+    if len(body) > LARGE:
+        pushed = await asyncio.to_thread(parse_push, body, kind, settings.body_rows)
+    else:
+        pushed = parse_push(body, kind, settings.body_rows)
+    if not request.scope["query_string"]:
+        query: Mapping[str, str] = {}
+    else:
+        query = request.query_params
+    if "batch_id" in query:
+        pushed.batch_id = whole_number(query["batch_id"], "batch_id")
+    if "source" in query:
+        pushed.source = query["source"]
+    if "offset" in query:
+        pushed.offset = decode(query["offset"].encode("utf-8", "replace"), Any)
+    if "after" in query:
+        pushed.after = decode(query["after"].encode("utf-8", "replace"), Any)
+    if pushed.offset is not None and pushed.source is None:
+        raise DataError("offset says how far a source has come: send source too", column="source")
+    return pushed
+
+
+def parse_push(body: bytes, kind: str, row_limit: int) -> Pushed:
+    if kind == ARROW:
+        return Pushed(read_arrow(body, row_limit))
+    if kind == NDJSON:
+        lines = body.splitlines()
+        try:
+            return Pushed([msgspec.json.decode(line) for line in lines if line.strip()])
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    try:
+                        msgspec.json.decode(line)
+                    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                        raise DataError(f"line {number} is no JSON: {error}") from None
+            raise
+    if body.lstrip()[:1] == b"[":
+        return Pushed(decode(body, list[Any]))
+    pushed: Pushed = decode(body, Pushed)
+    return pushed
+
+
+def whole_number(text: str, name: str) -> int:
+    digits = text.removeprefix("-")
+    if not digits.isascii() or not digits.isdigit() or len(digits) > 19:
+        raise DataError(f"{name} is a whole number of 64 bits, got {text[:40]!r}", column=name)
+    return int(text)
+
+
+# ---- Arrow: only what can't unfold into much more than was sent
+
+
+def read_arrow(body: bytes, row_limit: int) -> list[dict[str, Any]]:
+    """The rows of an Arrow IPC stream. Compressed buffers and types that repeat values by reference are refused: a small
+    body could then stand for more rows than there is memory.
+    """
+    rows: list[dict[str, Any]] = []
+    try:
+        _refuse_compression(body)
+        reader = pa.ipc.open_stream(pa.py_buffer(body))
+        for field in reader.schema:
+            if not _flat(field.type):
+                raise DataError(
+                    f"column {field.name!r} has Arrow type {field.type}, which is not taken; cast it to a plain one",
+                    column=field.name,
+                )
+        for batch in reader:
+            if len(rows) + batch.num_rows > row_limit:
+                raise DataError(f"one push takes at most {row_limit:,} rows; send fewer at a time")
+            batch.validate(full=True)
+            rows.extend(batch.to_pylist())
+    except (pa.ArrowException, OSError, ValueError, struct.error, IndexError, OverflowError) as error:
+        raise DataError(f"the body is no Arrow IPC stream that can be read: {error}") from None
+    return rows
+
+
+def _flat(kind: pa.DataType) -> bool:
+    types = pa.types
+    if types.is_list(kind) or types.is_large_list(kind):
+        return _flat(kind.value_type) and not types.is_null(kind.value_type)
+    return bool(
+        types.is_integer(kind)
+        or types.is_floating(kind)
+        or types.is_boolean(kind)
+        or types.is_decimal(kind)
+        or types.is_string(kind)
+        or types.is_large_string(kind)
+        or types.is_binary(kind)
+        or types.is_large_binary(kind)
+        or types.is_date(kind)
+        or types.is_time(kind)
+        or types.is_timestamp(kind)
+        or types.is_duration(kind)
+        or types.is_null(kind)
+    )
+
+
+def _refuse_compression(body: bytes) -> None:
+    """Look at the metadata of every message (flatbuffers) for a ``compression`` field."""
+    place = 0
+    while place + 8 <= len(body):
+        (marker, size) = struct.unpack_from("<iI", body, place)
+        if marker != -1:
+            marker, size, place = -1, marker & 0xFFFFFFFF, place - 4  # before version 0.15 there was no marker
+        if size == 0:
+            return
+        start = place + 8
+        message = _table(body, start + struct.unpack_from("<I", body, start)[0])
+        (kind,) = struct.unpack_from("<B", body, message[1]) if 1 in message else (0,)
+        length = struct.unpack_from("<q", body, message[3])[0] if 3 in message else 0
+        if length < 0:
+            raise ValueError("a message has a negative length")
+        if kind in (2, 3) and 2 in message:  # DictionaryBatch, RecordBatch
+            header = _table(body, message[2] + struct.unpack_from("<I", body, message[2])[0])
+            if kind == 2:
+                raise DataError("dictionary-encoded columns are not taken; cast them to plain ones")
+            if 3 in header:
+                raise DataError("compressed Arrow buffers are not taken; write the stream without compression")
+        place = start + size + length
+
+
+def _table(body: bytes, at: int) -> dict[int, int]:
+    """Where the fields of a flatbuffers table are: field number -> place."""
+    vtable = at - struct.unpack_from("<i", body, at)[0]
+    if vtable < 0:
+        raise ValueError("its metadata is damaged")
+    (size,) = struct.unpack_from("<H", body, vtable)
+    found = {}
+    for number in range((size - 4) // 2):
+        (offset,) = struct.unpack_from("<H", body, vtable + 4 + 2 * number)
+        if offset:
+            found[number] = at + offset
+    return found

@@ -1,0 +1,213 @@
+"""Driving the engine from an event loop: one thread calls it, and results come back in bunches.
+
+    handler ──job──▶ queue ──▶ engine thread: engine.push(…) ──▶ done ──one wake-up for many──▶ handlers' futures
+                                        └─ ticket ──▶ log thread syncs, ticket is done ──▶ done ─┘
+
+No handler ever waits for the engine's lock, and the engine never waits for a handler. The queue is bounded: beyond
+that work is refused with Overloaded instead of piling up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
+
+from tidegate.engine import Engine
+from tidegate.errors import EngineClosed, Overloaded
+from tidegate.txn.ticket import Ticket
+
+log = logging.getLogger("tidegate.server")
+
+T = TypeVar("T")
+Job = tuple[Callable[[], Any], "asyncio.Future[Any]"]
+
+FEEDS = 4  # bulk requests at work at the same time; others wait
+TICK_S = 0.1  # how often deadlines of questions are looked at when nothing else happens
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """What became of a push: ``ticket`` for its outcome, ``sequence`` the last place in the order that it took."""
+
+    ticket: Ticket
+    sequence: int
+
+
+class Mailbox:
+    """Carries outcomes from any thread into the event loop, waking it once for many."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._done: deque[tuple[asyncio.Future[Any], Any, BaseException | None]] = deque()
+        self._woken = False
+
+    def put(self, future: asyncio.Future[Any], value: Any, error: BaseException | None = None) -> None:
+        """Resolve ``future`` in the loop. Callable from any thread, under any lock."""
+        self._done.append((future, value, error))
+        if not self._woken:  # set after the append: a flush that has not begun yet will see it
+            self._woken = True
+            try:
+                self._loop.call_soon_threadsafe(self._flush)
+            except RuntimeError:  # the loop is closed: nobody waits any more
+                pass
+
+    def _flush(self) -> None:
+        self._woken = False
+        while self._done:
+            future, value, error = self._done.popleft()
+            if future.done():  # its client has gone
+                continue
+            if error is None:
+                future.set_result(value)
+            else:
+                future.set_exception(error)
+
+
+class Driver:
+    """The one thread that calls the engine. Made in the event loop that uses it."""
+
+    def __init__(self, engine: Engine, capacity: int = 10_000) -> None:
+        self.engine = engine
+        self.capacity = capacity
+        self.refused = 0
+        self.pushed: dict[str, int] = dict.fromkeys(engine.borders, 0)  # batches accepted here, by stream
+        self.calls = 0
+        self._loop = asyncio.get_running_loop()
+        self._mailbox = Mailbox(self._loop)
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._feeding = ThreadPoolExecutor(FEEDS, "tidegate-feed")
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="tidegate-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def queued(self) -> int:
+        return self._jobs.qsize()
+
+    async def do(self, job: Callable[[], T]) -> T:
+        """Run ``job`` on the engine's thread, after those that came before it."""
+        if self._closed:
+            raise EngineClosed("the server is stopping; try again when it is back")
+        if self._jobs.qsize() >= self.capacity:
+            raise Overloaded(
+                f"{self.capacity} requests wait for the engine already; try again in a moment", capacity=self.capacity
+            )
+        future: asyncio.Future[T] = self._loop.create_future()
+        self._jobs.put((job, future))
+        return await future
+
+    async def push(
+        self, stream: str, rows: Any, batch_id: int | None, source: str | None, offset: Any, after: Any
+    ) -> Accepted:
+        """Push a batch; returns when it is accepted and on disk. The ticket tells the rest."""
+        engine = self.engine
+
+        def job() -> tuple[Ticket, Ticket | None, int]:
+            with engine.lock:
+                ticket = engine.push(stream, rows, batch_id, timeout_s=0, source=source, offset=offset, after=after)
+                self.pushed[stream] += len(ticket.batch_ids)
+                return ticket, self._on_disk(ticket), engine.sequence
+
+        return await self._accepted(job)
+
+    async def submit(self, procedure: str, arguments: list[Any], named: dict[str, Any]) -> Accepted:
+        """Call a procedure; returns when the call is accepted and on disk."""
+        engine = self.engine
+
+        def job() -> tuple[Ticket, Ticket | None, int]:
+            with engine.lock:
+                engine.intake.make_room(procedure, 0)  # a call would wait for it, and this thread has answers to let in
+                ticket = engine.submit(procedure, *arguments, **named)
+                self.calls += 1
+                return ticket, self._on_disk(ticket), engine.sequence
+
+        return await self._accepted(job)
+
+    async def feed(self, stream: str, rows: list[Any], size: int, source: str | None, offset: Any, after: Any) -> int:
+        """Feed rows. That may wait for room, so it has threads of its own: answers make the room, and come in here."""
+
+        def job() -> int:
+            batches = self.engine.feed(stream, rows, size=size, source=source, offset=offset, after=after)
+            with self.engine.lock:
+                self.pushed[stream] += batches
+            return batches
+
+        return await self._loop.run_in_executor(self._feeding, job)
+
+    async def _accepted(self, job: Callable[[], tuple[Ticket, Ticket | None, int]]) -> Accepted:
+        try:
+            ticket, on_disk, sequence = await self.do(job)
+        except Overloaded:
+            self.refused += 1
+            raise
+        if on_disk is not None:
+            await self.finished(on_disk)
+            if on_disk.error is not None:  # the log failed: nobody knows whether it is on disk
+                raise on_disk.error
+        return Accepted(ticket, sequence)
+
+    def _on_disk(self, ticket: Ticket) -> Ticket | None:
+        """A ticket that is done when everything logged so far is on disk; None when there is nothing to wait for."""
+        durable = self.engine.durable
+        if durable is None or ticket.done:
+            return None
+        synced = Ticket(self.engine.wait)
+        durable.hold([synced])
+        return synced
+
+    async def finished(self, ticket: Ticket, timeout_s: float | None = None) -> bool:
+        """Wait until the ticket is done or stopped; False when ``timeout_s`` seconds were not enough."""
+        if ticket.done or ticket.stopped:
+            return True
+        future: asyncio.Future[None] = self._loop.create_future()
+        ticket.add_done_callback(lambda _: self._mailbox.put(future, None))
+        if timeout_s is None:
+            await future
+            return True
+        try:
+            async with asyncio.timeout(timeout_s):
+                await future
+        except TimeoutError:
+            return False
+        return True
+
+    def _run(self) -> None:
+        tick = self.engine.config.executor != "threads"  # workers look at deadlines themselves
+        while True:
+            try:
+                found = self._jobs.get(timeout=TICK_S if tick else None)
+            except Empty:
+                self._tick()
+                continue
+            if found is None:
+                return
+            job, future = found
+            if future.cancelled():  # its client left before it was begun
+                continue
+            try:
+                value = job()
+            except BaseException as error:
+                self._mailbox.put(future, None, error)
+            else:
+                self._mailbox.put(future, value)
+
+    def _tick(self) -> None:
+        try:
+            if self.engine.scheduler.live:
+                self.engine.tick()
+        except Exception:  # a failed log or a full disk: whoever works next is told
+            log.debug("deadlines could not be looked at", exc_info=True)
+
+    async def close(self) -> None:
+        """Finish what is queued, then stop."""
+        self._closed = True
+        self._jobs.put(None)
+        self._feeding.shutdown(wait=False, cancel_futures=True)
+        await asyncio.to_thread(self._thread.join)

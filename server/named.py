@@ -1,0 +1,292 @@
+"""Named subscribers: what one has not acknowledged is kept by the engine, across restarts, and sent again.
+
+One connection at a time serves a name; a newer one takes over, for the older may be a dead line. At most ``WINDOW``
+batches are sent and not acknowledged, so the buffer is bounded; the rest waits in the engine's durable subscription.
+All of it happens on the fan-out thread, in order; only :class:`Session` is touched by the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import msgspec
+
+from tidegate.dataflows.validation import unknown
+from tidegate.errors import DataError, EngineClosed, TakenOver, TidegateError
+from tidegate.outbox import Address, DurableSubscription
+from tidegate.server.feeds import Event, Feeds
+from tidegate.storage.codec import from_json, to_json
+from tidegate.streams.batch import Batch
+from tidegate.wire import batch_facts, encode
+
+T = TypeVar("T")
+WINDOW = 1_000  # batches sent and not acknowledged
+MOST_NAMES = 1_000
+
+
+def cursor_of(address: Address) -> str:
+    """An address (key, batch-id) as an opaque cursor."""
+    return base64.urlsafe_b64encode(msgspec.json.encode(to_json(list(address)))).decode().rstrip("=")
+
+
+def address_of(cursor: str) -> Address:
+    """The address behind a cursor."""
+    try:
+        raw = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
+        key, batch_id = from_json(msgspec.json.decode(raw))
+        if type(batch_id) is int:
+            hash(key)
+            return key, batch_id
+    except (ValueError, TypeError, TidegateError, binascii.Error, msgspec.DecodeError, RecursionError):
+        pass
+    raise DataError(f"{cursor!r} is no cursor of a named subscription; send back what came with a batch", cursor=cursor)
+
+
+class Session:
+    """One connection of a named subscriber. Lives in the event loop."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.error: TidegateError | None = None
+        self._events: list[Event] = []
+        self._arrived = asyncio.Event()
+
+    def put(self, events: list[Event]) -> None:
+        self._events.extend(events)
+        self._arrived.set()
+
+    def end(self, error: TidegateError) -> None:
+        self.error = self.error or error
+        self._arrived.set()
+
+    async def take(self, timeout_s: float) -> list[Event]:
+        """What there is to send, waiting up to ``timeout_s`` seconds; raises when the session has ended."""
+        if not self._events and self.error is None:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._arrived.wait()
+            except TimeoutError:
+                return []
+        self._arrived.clear()
+        if self.error is not None:
+            raise self.error
+        events, self._events = self._events, []
+        return events
+
+
+class _Served:
+    """A name that was served in this run. The fan-out thread's."""
+
+    def __init__(self, subscription: DurableSubscription) -> None:
+        self.subscription = subscription
+        self.session: Session | None = None
+        self.sent: OrderedDict[Address, Batch] = OrderedDict()  # not acknowledged, in the order in which they were sent
+        self.before: list[Address] = []  # what the last connection had not acknowledged, in order
+        self.woken = False
+
+    def put_back(self) -> None:
+        """Nobody is there to acknowledge what was sent: it goes to the next connection."""
+        self.subscription.put_back(self.sent.values())
+        self.before = list(self.sent) or self.before
+        self.sent.clear()
+
+
+class NamedFeeds:
+    """All named subscribers of a server."""
+
+    def __init__(self, feeds: Feeds) -> None:
+        self._feeds = feeds
+        self._engine = feeds.engine
+        self._loop = asyncio.get_running_loop()
+        self._served: dict[str, _Served] = {}
+        self._wakers: dict[str, Callable[[int, Batch], None]] = {}
+
+    async def attach(self, stream: str, name: str, acknowledged: str | None) -> Session:
+        """Serve ``name`` on a new connection. ``acknowledged``: the last batch dealt with, as EventSource sends it."""
+        self._engine.check_emitted(stream)
+        session = Session(name)
+        last = None if acknowledged is None else address_of(acknowledged)
+
+        def job() -> None:
+            served = self._serve(stream, name)
+            if served.session is not None:
+                self._tell(served.session.end, TakenOver(f"another connection serves {name!r} now", name=name))
+            if last is not None:
+                self._acknowledge(served, self._up_to(served, last))
+            served.session = session
+            served.put_back()
+            self._pump(served)
+
+        await self._ask(job)
+        return session
+
+    async def acknowledge(self, name: str, cursors: Iterable[str], up_to: bool) -> int:
+        """The batches are dealt with; ``up_to``: and everything sent before them. Returns when that is on disk."""
+        addresses = [address_of(cursor) for cursor in cursors]
+
+        def job() -> int:
+            served = self._served.get(name)
+            if served is None:
+                served = self._known(name)
+            chosen = {a: None for address in addresses for a in (self._up_to(served, address) if up_to else [address])}
+            self._acknowledge(served, chosen)
+            self._engine.outbox.settle()
+            self._pump(served)
+            return len(chosen)
+
+        return await self._ask(job)
+
+    async def waiting(self, stream: str, name: str, limit: int | None) -> list[dict[str, Any]]:
+        """The oldest batches that ``name`` has not acknowledged, to look at; no connection serves them."""
+        self._engine.check_emitted(stream)
+
+        def job() -> list[dict[str, Any]]:
+            wire = self._feeds.wires[stream]
+            found = self._serve(stream, name).subscription.peek(limit)
+            return [{**batch_facts(wire, b), "cursor": cursor_of((b.key, b.id))} for b in found]
+
+        return await self._ask(job)
+
+    def detach(self, session: Session) -> None:
+        """The connection is gone: what it had not acknowledged goes to the next one."""
+
+        def job() -> None:
+            served = self._served.get(session.name)
+            if served is not None and served.session is session:
+                served.session = None
+                served.put_back()
+
+        self._feeds.call(job)
+
+    def let_go(self) -> None:
+        """Tell everyone that the server is stopping."""
+        for served in list(self._served.values()):
+            if served.session is not None:
+                served.session.end(EngineClosed("the server is stopping; what was not acknowledged is kept"))
+
+    async def remove(self, name: str) -> None:
+        """Forget the subscription and what it had not acknowledged."""
+
+        def job() -> None:
+            served = self._known(name)
+            if served.session is not None:
+                self._tell(served.session.end, TakenOver(f"subscription {name!r} was removed", name=name))
+            with self._engine.lock:
+                self._engine.runtime.listeners[served.subscription.stream].remove(self._wakers.pop(name))
+                self._engine.outbox.unsubscribe(name)
+            del self._served[name]
+
+        await self._ask(job)
+
+    async def facts(self) -> list[dict[str, Any]]:
+        """Every named subscription: its stream, and how many batches wait for it."""
+
+        def job() -> list[dict[str, Any]]:
+            outbox = self._engine.outbox
+            with self._engine.lock:
+                return [
+                    {
+                        "name": name,
+                        "stream": s.stream,
+                        "waiting": len(s),
+                        "connected": name in self._served and self._served[name].session is not None,
+                        "delivered_by_sink": name in outbox.deliveries,
+                    }
+                    for name, s in outbox.subscriptions.items()
+                ]
+
+        return await self._ask(job)
+
+    # ---- on the fan-out thread
+
+    def _serve(self, stream: str, name: str) -> _Served:
+        outbox = self._engine.outbox
+        if name in outbox.deliveries:
+            raise TidegateError(f"{name!r} is a delivery of the app to a sink; subscribe under another name", name=name)
+        if name not in outbox.subscriptions and len(outbox.subscriptions) >= MOST_NAMES:
+            raise TidegateError(f"there are {MOST_NAMES} named subscriptions already; remove one first", name=name)
+        subscription = self._engine.subscribe_durably(stream, name)
+        served = self._served.get(name)
+        if served is None:
+            served = self._served[name] = _Served(subscription)
+            self._listen(served)
+        return served
+
+    def _known(self, name: str) -> _Served:
+        subscription = self._engine.outbox.subscriptions.get(name)
+        if subscription is None or name in self._engine.outbox.deliveries:
+            raise unknown("subscriptions", "named subscription", name, self._engine.outbox.subscriptions)
+        return self._serve(subscription.stream, name)
+
+    def _listen(self, served: _Served) -> None:
+        """Wake the fan-out thread after the durable subscription has received a batch (it was registered before)."""
+
+        def wake(position: int, batch: Batch) -> None:
+            if not served.woken:
+                served.woken = True
+                self._feeds.call(lambda: self._pump(served))
+
+        with self._engine.lock:
+            self._wakers[served.subscription.name] = wake
+            self._engine.runtime.listeners[served.subscription.stream].append(wake)
+
+    def _pump(self, served: _Served) -> None:
+        """Hand the connection what its window has room for."""
+        served.woken = False
+        room = WINDOW - len(served.sent)
+        if served.session is None or room <= 0:
+            return
+        batches = served.subscription.take(room)
+        wire = self._feeds.wires[served.subscription.stream]
+        events = []
+        for batch in batches:
+            served.sent[batch.key, batch.id] = batch
+            cursor = cursor_of((batch.key, batch.id))
+            events.append(Event(0, cursor, encode({**batch_facts(wire, batch), "cursor": cursor})))
+        if events:
+            self._tell(served.session.put, events)
+
+    def _up_to(self, served: _Served, address: Address) -> list[Address]:
+        """This batch and those sent before it; only this one when the server that sent it is no more."""
+        for addresses in (list(served.sent), served.before):
+            if address in addresses:
+                return addresses[: addresses.index(address) + 1]
+        return [address]
+
+    def _acknowledge(self, served: _Served, addresses: Iterable[Address]) -> None:
+        waiting = served.subscription.waiting
+        batches = [waiting[address] for address in addresses if address in waiting]
+        if batches:
+            served.subscription.ack(batches)
+        for batch in batches:
+            served.sent.pop((batch.key, batch.id), None)
+
+    # ---- between the two
+
+    def _tell(self, function: Callable[[T], None], value: T) -> None:
+        self._loop.call_soon_threadsafe(function, value)
+
+    async def _ask(self, job: Callable[[], T]) -> T:
+        future: asyncio.Future[T] = self._loop.create_future()
+
+        def resolve(value: Any, error: BaseException | None) -> None:
+            if not future.done():
+                if error is None:
+                    future.set_result(value)
+                else:
+                    future.set_exception(error)
+
+        def run() -> None:
+            try:
+                value, error = job(), None
+            except Exception as raised:
+                value, error = None, raised
+            self._loop.call_soon_threadsafe(resolve, value, error)
+
+        self._feeds.call(run)
+        return await future

@@ -1,0 +1,139 @@
+"""Running a server: open the engine, start the query replica, listen, and close in the right order."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import uvicorn
+
+from tidegate.engine import Engine
+from tidegate.errors import TidegateError
+from tidegate.server.app import make_app
+from tidegate.server.protocol import AbortableWebSocket, protocol_with
+from tidegate.server.query import QueryService
+from tidegate.server.settings import Settings
+from tidegate.server.tokens import Tokens
+from tidegate.server.tracing import Tracing
+
+log = logging.getLogger("tidegate.server")
+CLOSE_S = 10
+SWITCH_S = 0.001  # between the threads of event loop, engine and log; with Python's 5 ms requests wait for each other
+
+
+def check_exposed(settings: Settings, tokens: Tokens) -> None:
+    """A server that others can reach asks who they are."""
+    if not settings.loopback and not tokens.required:
+        raise TidegateError(
+            f"listening on {settings.host} lets other machines in, and there are no tokens. Make one with `tidegate token "
+            f"new --role push --role query`, put it into a file, and pass --tokens FILE; or listen on 127.0.0.1"
+        )
+
+
+def listen(settings: Settings) -> socket.socket:
+    """A listening socket; raises with the likely cause."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    found = socket.socket(family, socket.SOCK_STREAM)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        found.bind((settings.host, settings.port))
+    except OSError as error:
+        found.close()
+        raise TidegateError(
+            f"can't listen on {settings.host} port {settings.port}: {error.strerror}; is another server there? Choose "
+            f"another --port"
+        ) from None
+    found.listen(2048)
+    return found
+
+
+def serve(
+    engine: Engine,
+    settings: Settings,
+    tokens: Tokens,
+    queries: QueryService | None = None,
+    *,
+    tracing: Tracing | None = None,
+    on_ready: Callable[[str], Any] = lambda url: None,
+) -> None:
+    """Serve until interrupted (SIGINT, SIGTERM). ``on_ready`` is called with the URL once requests are taken."""
+    check_exposed(settings, tokens)
+    sys.setswitchinterval(SWITCH_S)
+    sock = listen(settings)
+    scheme = "http" if settings.tls_cert is None else "https"
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    url = f"{scheme}://{host}:{sock.getsockname()[1]}"
+    application = make_app(engine, settings, tokens, queries, tracing)
+    config = uvicorn.Config(
+        application,
+        http=protocol_with(settings.header_timeout_s, settings.header_bytes),
+        loop="uvloop" if importlib.util.find_spec("uvloop") else "asyncio",
+        ws=AbortableWebSocket,
+        ws_per_message_deflate=False,
+        ws_max_size=1 << 20,
+        ws_ping_interval=20.0,
+        lifespan="on",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        proxy_headers=False,
+        date_header=False,
+        limit_concurrency=settings.connections,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=CLOSE_S,
+        ssl_certfile=None if settings.tls_cert is None else str(settings.tls_cert),
+        ssl_keyfile=None if settings.tls_key is None else str(settings.tls_key),
+        h11_max_incomplete_event_size=settings.header_bytes,
+    )
+    server = _Server(config, lambda: on_ready(url), application.let_go)
+    try:
+        server.run(sockets=[sock])
+    finally:
+        sock.close()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, telling when it is ready, and leaving the process alive when it was told to stop: the engine is to be closed."""
+
+    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None], on_stop: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_ready = on_ready
+        self._on_stop = on_stop
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """SIGINT and SIGTERM stop the server, in good order; a second SIGINT does not wait for its clients."""
+        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._on_ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._on_stop()
+        await super().shutdown(sockets)
+
+
+def start_replica(engine: Engine, settings: Settings, pg_port: int | None, passwords: dict[str, str] | None) -> Any:
+    """The query replica, started, if this installation has one; None otherwise."""
+    if importlib.util.find_spec("tidegate.replica") is None:
+        return None
+    module = importlib.import_module("tidegate.replica")
+    tls = None if settings.tls_cert is None else (settings.tls_cert, settings.tls_key)
+    limits = module.Limits(timeout_s=settings.query_timeout_s)
+    return module.ReplicaProcess(
+        engine, limits, pg_host=settings.host, pg_port=pg_port, tls=tls, passwords=passwords
+    ).start()

@@ -1,0 +1,136 @@
+"""Every endpoint, in one table: routing, roles and the OpenAPI document all come from here."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tidegate.server import asking, following, looking, work
+from tidegate.server.context import Context
+
+Handler = Callable[[Request, Context], Awaitable[Response]]
+Expand = Literal["border", "interior", "awaited", "procedure"]
+
+Query = dict[str, tuple[dict[str, Any], str]]
+
+WAIT: Query = {
+    "wait": ({"type": "boolean", "default": True}, "Answer when everything it caused has finished."),
+    "timeout_s": (
+        {"type": "number", "minimum": 0, "maximum": 300},
+        "How long to wait for that; without it, until it is done or waits for something outside (a person).",
+    ),
+}
+LATER: Query = {**WAIT, "wait": ({"type": "boolean", "default": False}, "Wait until it is done.")}
+WORK = {200: "ticket", 202: "ticket"}
+TAGS = {"type": "string", "enum": ["plain", "tagged"], "default": "plain"}
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One operation. ``roles``: any of them will do. ``expand``: documented once for each stream or procedure."""
+
+    method: str
+    path: str
+    handler: Handler
+    roles: tuple[str, ...] = ()
+    expand: Expand | None = None
+    query: Query = field(default_factory=dict)
+    body: str | None = None  # name of a schema, or of a group of them
+    answers: dict[int, str] = field(default_factory=lambda: {200: "object"})
+    hidden: bool = False
+
+    @property
+    def summary(self) -> str:
+        return (self.handler.__doc__ or "").strip().splitlines()[0]
+
+
+BATCH: Query = {
+    "batch_id": (
+        {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
+        "Ids ascend; a repeat changes nothing.",
+    ),
+    "source": ({"type": "string"}, "Whose offset is remembered with the batch."),
+    "offset": ({"type": "string", "contentMediaType": "application/json"}, "The offset, as JSON."),
+    "after": (
+        {"type": "string", "contentMediaType": "application/json"},
+        "The offset before this one, as JSON; a repeat is recognised, a push out of turn is refused.",
+    ),
+}
+
+ENDPOINTS = (
+    Endpoint("POST", "/v1/streams/{stream}/batches", work.push, ("push",), "border", {**WAIT, **BATCH}, "rows", WORK),
+    Endpoint(
+        "POST",
+        "/v1/streams/{stream}/feed",
+        work.feed,
+        ("push",),
+        "border",
+        {"size": ({"type": "integer", "minimum": 1, "default": 1}, "Rows to a batch.")},
+        "rows",
+    ),
+    Endpoint(
+        "GET",
+        "/v1/streams/{stream}/events",
+        following.events,
+        ("query",),
+        "interior",
+        {
+            "cursor": ({"type": "string"}, "Go on after this batch; so does the header Last-Event-ID."),
+            "name": ({"type": "string", "minLength": 1, "maxLength": 200}, "A named, durable subscription."),
+        },
+        answers={200: "events"},
+    ),
+    Endpoint("POST", "/v1/procedures/{procedure}", work.call, ("call",), "procedure", WAIT, "call", WORK),
+    Endpoint(
+        "GET",
+        "/v1/tickets/{ticket}",
+        work.ticket,
+        ("push", "call"),
+        None,
+        {**LATER, "encoding": (TAGS, "Of the value.")},
+        answers=WORK,
+    ),
+    Endpoint("GET", "/v1/questions", work.questions, ("query", "push")),
+    Endpoint("POST", "/v1/questions/{stream}/{batch_id}", work.answer, ("push",), "awaited", WAIT, "row", WORK),
+    Endpoint(
+        "GET", "/v1/position", work.position, ("push",), None, {"source": ({"type": "string"}, "The source; required.")}
+    ),
+    Endpoint("GET", "/v1/subscriptions", following.subscriptions, ("query",)),
+    Endpoint(
+        "GET",
+        "/v1/subscriptions/{name}/batches",
+        following.waiting,
+        ("query",),
+        None,
+        {
+            "stream": ({"type": "string"}, "The stream it follows; required. A new name begins here."),
+            "limit": ({"type": "integer", "minimum": 1}, "How many at most; all without it."),
+        },
+    ),
+    Endpoint("POST", "/v1/subscriptions/{name}/ack", following.acknowledge, ("query",), body="ack"),
+    Endpoint("DELETE", "/v1/subscriptions/{name}", following.unsubscribe, ("admin",)),
+    Endpoint("POST", "/v1/query", asking.query, ("query",), body="query", answers={200: "result"}),
+    Endpoint("GET", "/v1/status", looking.status, ("query",)),
+    Endpoint("GET", "/v1/app", looking.describe_app),
+    Endpoint(
+        "GET",
+        "/v1/graph",
+        looking.graph,
+        ("query",),
+        None,
+        {"format": ({"type": "string", "enum": ["json", "text", "mermaid", "svg"], "default": "json"}, "")},
+        answers={200: "graph"},
+    ),
+    Endpoint("POST", "/v1/dataflows/{dataflow}/resume", work.resume, ("admin",)),
+    Endpoint("POST", "/v1/checkpoint", work.checkpoint, ("admin",)),
+    Endpoint("GET", "/metrics", looking.metrics, ("query",), answers={200: "text"}),
+    Endpoint("GET", "/health", looking.health),
+    Endpoint("GET", "/ready", looking.ready, answers={200: "object", 503: "object"}),
+    Endpoint("GET", "/", looking.console, hidden=True),
+    Endpoint("GET", "/console/{file}", looking.console, hidden=True),
+)
+SOCKETS = (("/v1/streams/{stream}/socket", following.socket, ("query",)),)

@@ -1,0 +1,151 @@
+"""Tokens: who may do what. Only hashes are kept; a token is shown once, when it is made.
+
+A tokens file is TOML, one table for each token::
+
+    [[token]]
+    name = "till-3"
+    sha256 = "9f86d0…"                # tidegate token new --name till-3 --role push
+    roles = ["push", "query"]         # push, call, query, admin
+    expires = 2027-01-01              # optional
+    rate = 500                        # requests a second, optional
+
+A token has 256 random bits, so a plain hash is enough: there is nothing to guess.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import hmac
+import secrets
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tidegate.errors import NotAllowed, TidegateError
+
+ROLES = ("push", "call", "query", "admin")
+_FIELDS = {"name", "sha256", "roles", "expires", "rate"}
+
+
+@dataclass(frozen=True)
+class Token:
+    """One holder of a token: its name (for logs and limits), what it may do, until when, how often."""
+
+    name: str
+    digest: bytes
+    roles: frozenset[str]
+    expires: dt.datetime | None = None
+    rate: float | None = None
+
+    def allows(self, roles: Iterable[str]) -> bool:
+        return "admin" in self.roles or any(role in self.roles for role in roles)
+
+
+ANYONE = Token("anyone", b"", frozenset(ROLES))  # on loopback without tokens: whoever is on this machine
+
+
+class Tokens:
+    """The tokens a server knows. ``required`` is False when there is none: a server on loopback then takes anyone."""
+
+    def __init__(self, tokens: Iterable[Token] = ()) -> None:
+        self._tokens = tuple(tokens)
+
+    @property
+    def required(self) -> bool:
+        return bool(self._tokens)
+
+    def holder(self, authorization: str | None, now: dt.datetime) -> Token:
+        """Who sends this ``Authorization`` header; raises NotAllowed. Compares in constant time, with every token."""
+        if not self._tokens:
+            return ANYONE
+        scheme, _, presented = (authorization or "").partition(" ")
+        if scheme.lower() != "bearer" or not presented.strip():
+            raise NotAllowed("this server wants a token: send the header Authorization: Bearer TOKEN", status=401)
+        digest = digest_of(presented.strip())
+        found = None
+        for token in self._tokens:
+            if hmac.compare_digest(token.digest, digest):
+                found = token
+        if found is None:
+            raise NotAllowed("the token is not known here; ask whoever runs the server for one", status=401)
+        if found.expires is not None and now >= found.expires:
+            raise NotAllowed(
+                f"the token {found.name!r} expired on {found.expires:%Y-%m-%d}; ask for a new one", status=401
+            )
+        return found
+
+
+def digest_of(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
+
+
+def new_token() -> str:
+    """A token nobody can guess."""
+    return "tg_" + secrets.token_urlsafe(32)
+
+
+def load_tokens(path: Path | None, text: str | None) -> Tokens:
+    """Tokens from a file, from text (the environment), or from both."""
+    found: list[Token] = []
+    if path is not None:
+        try:
+            found += parse_tokens(path.read_text(), str(path))
+        except OSError as error:
+            raise TidegateError(f"the tokens file {path} can't be read: {error.strerror}", path=path) from None
+    if text:
+        found += parse_tokens(text, "TIDEGATE_TOKENS")
+    names = [token.name for token in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise TidegateError(f"two tokens are called {name!r}; a name stands for one holder")
+    return Tokens(found)
+
+
+def parse_tokens(text: str, where: str) -> list[Token]:
+    """Tokens written as TOML; every mistake names the place."""
+    try:
+        entries = tomllib.loads(text).get("token", [])
+    except tomllib.TOMLDecodeError as error:
+        raise TidegateError(f"{where} is no TOML: {error}") from None
+    if not isinstance(entries, list) or not entries:
+        raise TidegateError(f"{where} has no [[token]] entry; make one with: tidegate token new --role push")
+    return [_parse(entry, f"{where}, token {number}") for number, entry in enumerate(entries, 1)]
+
+
+def _parse(entry: dict[str, Any], where: str) -> Token:
+    if strange := set(entry) - _FIELDS:
+        raise TidegateError(f"{where}: {', '.join(sorted(strange))} is no field of a token; use {', '.join(_FIELDS)}")
+    name, sha256, roles = entry.get("name"), entry.get("sha256"), entry.get("roles")
+    if not isinstance(name, str) or not name:
+        raise TidegateError(f"{where}: name is missing")
+    try:
+        digest = bytes.fromhex(sha256)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        digest = b""
+    if len(digest) != 32:
+        raise TidegateError(f"{where} ({name}): sha256 is the SHA-256 of the token, 64 hexadecimal digits")
+    if not isinstance(roles, list) or not roles or not set(roles) <= set(ROLES):
+        raise TidegateError(f"{where} ({name}): roles is a list of {', '.join(ROLES)}, got {roles!r}")
+    rate = entry.get("rate")
+    if rate is not None and (not isinstance(rate, (int, float)) or isinstance(rate, bool) or rate <= 0):
+        raise TidegateError(f"{where} ({name}): rate is a positive number of requests a second, got {rate!r}")
+    return Token(name, digest, frozenset(roles), _expiry(entry.get("expires"), f"{where} ({name})"), rate)
+
+
+def _expiry(value: Any, where: str) -> dt.datetime | None:
+    match value:
+        case None:
+            return None
+        case dt.datetime():
+            return value if value.tzinfo is not None else value.replace(tzinfo=dt.UTC)
+        case dt.date():
+            return dt.datetime.combine(value, dt.time(), dt.UTC)
+        case str():
+            try:
+                return _expiry(dt.datetime.fromisoformat(value), where)
+            except ValueError:
+                pass
+    raise TidegateError(f"{where}: expires is a date like 2027-01-01, got {value!r}")

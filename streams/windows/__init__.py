@@ -1,0 +1,46 @@
+"""Windows over streams: kinds, event time, what is computed, and the state that is part of the transaction."""
+
+from __future__ import annotations
+
+from math import gcd
+
+from tidegate.storage.schema import Relation
+from tidegate.streams.windows.checks import check_columns
+from tidegate.streams.windows.kinds import WindowSpec, window
+from tidegate.streams.windows.plan import Plan
+from tidegate.streams.windows.results import Results, WindowState
+from tidegate.streams.windows.tuples import TupleState
+
+__all__ = ["WindowSpec", "WindowState", "open_state", "result_relation", "window"]
+
+
+def open_state(spec: WindowSpec, relation: Relation, plan: Plan | None = None) -> WindowState:
+    """A window's state, empty, in the form that suits its kind and what is computed.
+
+    ``plan``: how it is computed; the states of one window (one per key of its stream) share it.
+    """
+    check_columns(spec, relation, f"window over {spec.stream}")
+    if spec.plain:
+        return TupleState(spec, relation)
+
+    from tidegate.streams.windows.blocks import BlockState
+    from tidegate.streams.windows.pane_results import PaneResultState
+    from tidegate.streams.windows.panes import MERGED_DIRECTLY, PaneState
+    from tidegate.streams.windows.rows import RowState
+
+    if spec.compute is None:
+        return RowState(spec, relation, None, None)
+    results = Results(spec, relation)
+    plan = plan or Plan(spec, relation)
+    if plan.vectorised:
+        many = spec.kind == "landmark" or spec.size // gcd(spec.size, spec.slide) > MERGED_DIRECTLY
+        return BlockState(spec, relation, results) if many else PaneState(spec, relation, results)
+    if plan.by_pane:
+        return PaneResultState(spec, relation, plan, results)
+    return RowState(spec, relation, plan, results)
+
+
+def result_relation(spec: WindowSpec, relation: Relation, name: str) -> Relation:
+    """What SQL reads under the window's name: its results, or the rows of its stream."""
+    columns = relation.columns if spec.compute is None else Results(spec, relation).relation.columns
+    return Relation(name, columns)

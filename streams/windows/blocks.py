@@ -1,0 +1,426 @@
+"""Windows of many panes, at a cost per pane that does not depend on how many.
+
+Panes are grouped into *blocks* of as many as a window has, n. A window is then the end of one block and the beginning of
+the next. Of the block in progress its panes and their running merge from its beginning (*prefix*) are kept, of the block
+before it the merges up to its end (*suffix*), one for each pane: two merges per pane, and one per window::
+
+    n = 4     block 0         block 1
+    panes     0   1   2   3   4   5   6   7
+    window 2          [ suffix│prefix ]
+
+A landmark window is the prefix alone. The merges depend on the panes' numbers only, so results do not depend on batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tidegate.storage.schema import Relation
+from tidegate.streams.windows.columns import Array, Columns
+from tidegate.streams.windows.fields import ROWS, Field
+from tidegate.streams.windows.kinds import WindowSpec
+from tidegate.streams.windows.panes import PaneState, Part, Partials, results_of
+from tidegate.streams.windows.results import ResultRows, Results
+from tidegate.streams.windows.states import Frontier, Taken
+from tidegate.streams.windows.times import NEVER, Step
+
+ROOMY = 8  # places in a table for each pane in it, at most
+
+
+class Run(NamedTuple):
+    """Complete panes, by key and number; those left out have no rows and end no window that has.
+
+    ``local``: the key's place in the batch, or -1.
+    """
+
+    code: Array
+    local: Array
+    pane: Array
+    partials: Partials
+
+
+class Groups(NamedTuple):
+    """The runs of one key and one block each: where each begins and ends; and the group of each pane."""
+
+    starts: Array
+    ends: Array
+    code: Array
+    block: Array
+    of: Array
+
+
+class Suffixes(NamedTuple):
+    """Blocks that became complete: their groups, ascending, and the merges from each of their panes to the end."""
+
+    groups: Array
+    tables: Partials  # [block, pane]
+
+
+class BlockState(PaneState):
+    """A window over aggregates with many panes, of all its keys."""
+
+    def __init__(self, spec: WindowSpec, relation: Relation, results: Results) -> None:
+        self.landmark = spec.kind == "landmark"
+        self.complete_to = NEVER  # panes below are complete, where the frontier is the stream's
+        super().__init__(spec, relation, results)
+
+    def _arrays(self) -> dict[str, Array]:
+        return {
+            "seen": self.seen, "newest": self.newest, "block": self.block, "suffix_block": self.suffix_block,
+            "tags": self.tags,
+        }  # fmt: skip
+
+    def _make_room(self, room: int) -> None:
+        self.slots = 1  # the ring has the open pane only
+        super()._make_room(room)
+        n = self.per_window
+        self.newest: Array = np.full(room, NEVER, "i8")  # the last pane with rows
+        self.block: Array = np.full(room, NEVER, "i8")  # the block in progress
+        self.suffix_block: Array = np.full(room, NEVER, "i8")
+        self.panes = {f.name: _shaped(f, room, n) for f in self.fields}
+        self.suffix = {f.name: _shaped(f, room, n) for f in self.fields}
+        self.prefix = {f.name: f.empty(room) for f in self.fields}
+
+    def _keep(self, which: Array, room: int) -> None:
+        plain, tables = self._arrays(), (self.panes, self.suffix, self.prefix)
+        super()._keep(which, room)
+        count = len(which)
+        for name, array in plain.items():
+            getattr(self, name)[:count] = array[which]
+        for new, old in zip((self.panes, self.suffix, self.prefix), tables, strict=True):
+            for f in self.fields:
+                new[f.name][:count] = old[f.name][which]
+
+    def _live(self) -> Array:
+        """Which keys have something that can still fire?"""
+        count = len(self.keys)
+        if self.by_count:
+            return np.ones((count, 1), bool)
+        recent = self.newest[:count] >= self.complete_to - self.per_window
+        live: Array = (recent | (self.tags[:count, 0] >= self.complete_to))[:, None]
+        return live
+
+    def _held(self) -> int:
+        count, n = len(self.keys), self.per_window
+        if self.by_count:
+            complete = self.seen[:count] // self.pane
+            kept = complete % n if self.landmark else np.minimum(complete, n - 1)
+            return int(kept.sum() + np.count_nonzero(self.seen[:count] % self.pane))
+        reached = np.full((count, 1), self.complete_to)
+        needed = reached // n * n if self.landmark else reached - n + 1
+        merged = self.suffix[ROWS][:count]
+        filled = self.panes[ROWS][:count] > 0, merged > np.append(merged[:, 1:], np.zeros((count, 1)), axis=1)
+        blocks = self.block[:count, None], self.suffix_block[:count, None]
+        live = [f & (b > NEVER) & (b * n + np.arange(n) >= needed) for f, b in zip(filled, blocks, strict=True)]
+        opened = (self.tags[:count] >= reached) & (self.tags[:count] > NEVER)
+        return int(sum(np.count_nonzero(table) for table in [*live, opened]))
+
+    # ---- a batch
+
+    def _take(self, columns: Columns, step: Step | None) -> Taken:
+        frontier = self._frontier(step)
+        with np.errstate(all="ignore"):  # NaN and infinity are values like any other
+            part = self._part(columns, step)
+            run = self._counted(part) if self.by_count else self._passed(part, frontier)
+            groups = self._groups(run)
+            prefix = self._prefixes(run, groups)
+            suffixes = None if self.landmark else self._suffixes(run, groups)
+            results = self._fired(part, run, groups, prefix, suffixes)
+        return Taken(lambda: self._commit(part, run, groups, prefix, suffixes, frontier), len(results), [], results)
+
+    def _counted(self, part: Part) -> Run:
+        """Panes of tuples: those whose last row has come."""
+        reached = (part.seen + part.lengths)[part.key]
+        done = np.flatnonzero((part.pane + 1) * self.pane <= reached)
+        partials = {name: array[done] for name, array in part.partials.items()}
+        return Run(part.codes[part.key[done]], part.key[done], part.pane[done], partials)
+
+    def _passed(self, part: Part, frontier: Frontier) -> Run:
+        """Panes of time or batches: those that the frontier has passed, those without rows too where a window needs them."""
+        upto = frontier.after // self.pane
+        opened = np.flatnonzero(
+            (self.tags[: len(self.keys), 0] >= self.complete_to) & (self.tags[: len(self.keys), 0] < upto)
+        )
+        mine = part.codes[part.key]
+        old = opened[~np.isin(opened, mine[part.pane == self.tags[np.where(mine < len(self.keys), mine, 0), 0]])]
+        new = np.flatnonzero(part.pane < upto)
+        code = np.concatenate([old, mine[new]])
+        pane = np.concatenate([self.tags[old, 0], part.pane[new]])
+        reach = np.flatnonzero(
+            (self.newest[: len(self.keys)] > NEVER)
+            & (self.newest[: len(self.keys)] >= self.complete_to - self.per_window)
+        )
+        all_code, all_pane = self._without_gaps(code, pane, reach, upto)
+        place = np.searchsorted(_address(all_code, all_pane, all_pane), _address(code, pane, all_pane))
+        partials = {}
+        for f in self.fields:
+            table = f.empty(len(all_code))
+            table[place] = np.concatenate([self.ring[f.name][old, 0], part.partials[f.name][new]])
+            partials[f.name] = table
+        local = np.full(len(self.keys) + len(part.codes) + 1, -1)
+        local[part.codes] = np.arange(len(part.codes))
+        return Run(all_code, local[all_code], all_pane, partials)
+
+    def _without_gaps(self, code: Array, pane: Array, reach: Array, upto: int) -> tuple[Array, Array]:
+        """Every (key, pane) that ends a window with rows in it: up to n panes behind each pane that has rows."""
+        n, low = self.per_window, self.complete_to
+        codes = np.concatenate([code, reach])
+        first = np.concatenate([pane, np.full(len(reach), low)])
+        last = np.minimum(np.concatenate([pane, self.newest[reach]]) + n, upto)
+        found = [
+            np.stack([np.full(b - a, c), np.arange(a, b)])
+            for c, a, b in zip(codes.tolist(), first.tolist(), last.tolist(), strict=True)
+            if b > a
+        ]
+        if not found:
+            return np.empty(0, "i8"), np.empty(0, "i8")
+        both = np.concatenate(found, axis=1)
+        order = np.lexsort([both[1], both[0]])
+        both = both[:, order]
+        fresh = np.ones(both.shape[1], bool)
+        fresh[1:] = (both[:, 1:] != both[:, :-1]).any(axis=0)
+        return both[0, fresh], both[1, fresh]
+
+    def _groups(self, run: Run) -> Groups:
+        block = run.pane // self.per_window
+        changes = np.flatnonzero((block[1:] != block[:-1]) | (run.code[1:] != run.code[:-1])) + 1
+        starts = np.concatenate([np.zeros(int(len(block) > 0), "i8"), changes])
+        ends = np.concatenate([changes, np.full(int(len(block) > 0), len(block))])
+        return Groups(starts, ends, run.code[starts], block[starts], np.repeat(np.arange(len(starts)), ends - starts))
+
+    def _has(self, partials: Partials, count: int) -> Array:
+        """Which of these complete panes have rows? Those of tuples always do."""
+        return np.ones(count, bool) if self.by_count else partials[ROWS] > 0
+
+    def _prefixes(self, run: Run, groups: Groups) -> Partials:
+        """For each pane, the merge of its block up to it."""
+        at, known = self._stored(groups.code)
+        continued = known & (self.block[at] == groups.block)
+        fresh = np.flatnonzero(~continued)
+        before: Partials = {}
+        for f in self.fields:
+            before[f.name] = carried = self.prefix[f.name][at]
+            carried[fresh] = f.identity()
+        had = continued if self.by_count else before[ROWS] > 0
+        has = self._has(run.partials, len(run.code))
+        found: Partials = {f.name: np.empty_like(run.partials[f.name]) for f in self.fields}
+        column = np.arange(len(run.code)) - groups.starts[groups.of]
+        for table in tables_of(groups.ends - groups.starts, groups.of, column):
+            has_row, had_row = table.of(has, False), had[table.groups]
+            for f in self.fields:
+                row = table.of(run.partials[f.name], f.identity())
+                table.put(found[f.name], f.scan(row, has_row, before[f.name][table.groups], had_row))
+        return found
+
+    def _suffixes(self, run: Run, groups: Groups) -> Suffixes:
+        """Of each block that becomes complete, the merges from each of its panes to its end."""
+        n = self.per_window
+        complete = run.pane[groups.ends - 1] % n == n - 1
+        which = np.flatnonzero(complete)
+        if not len(which):
+            return Suffixes(which, {})
+        code = groups.code[which]
+        inside = np.flatnonzero(complete[groups.of])
+        place = (np.cumsum(complete) - 1)[groups.of[inside]] * n + run.pane[inside] % n
+        at, known = self._stored(code)
+        fresh = np.flatnonzero(~(known & (self.block[at] == groups.block[which])))
+        tables: Partials = {}
+        for f in self.fields:
+            tables[f.name] = table = self.panes[f.name][at]
+            table[fresh] = f.identity()
+            _flat(table)[place] = run.partials[f.name][inside]
+        has = np.ones((len(which), n), bool) if self.by_count else tables[ROWS] > 0
+        return Suffixes(which, {f.name: f.scan_back(tables[f.name], has) for f in self.fields})
+
+    # ---- what fires
+
+    def _fired(self, part: Part, run: Run, groups: Groups, prefix: Partials, suffixes: Suffixes | None) -> ResultRows:
+        n, s = self.per_window, self.per_slide
+        first = run.pane // n * n if self.landmark else run.pane + 1 - n
+        ends = np.ones(len(first), bool) if self.landmark or s == 1 else first % s == 0
+        if not self.spec.by_time:
+            ends &= first >= 0
+        if not ends.any():
+            return self.results.none()
+        which: Any = slice(None) if ends.all() else np.flatnonzero(ends)
+        merged = {name: array[which] for name, array in prefix.items()}
+        if suffixes is not None:
+            merged = self._with_suffix(run.code[which], first[which], groups, groups.of[which], merged, suffixes)
+        if not self.by_count and not (some := merged[ROWS] > 0).all():
+            which = np.flatnonzero(ends)[some]
+            merged = {name: array[some] for name, array in merged.items()}
+        number = run.pane[which] if self.landmark else first[which] // s
+        code, names = run.code[which], self._names(part)
+        if self.by_count:
+            row = (run.pane[which] + 1) * self.pane + (part.groups.starts - 1 - part.seen)[run.local[which]]
+            order = np.argsort(row if part.groups.order is None else part.groups.order[row], kind="stable")
+        else:
+            order = np.lexsort([names.ranks(code), number])
+        merged = {name: array[order] for name, array in merged.items()}
+        return results_of(self, names, code[order], number[order], merged)
+
+    def bounds(self, numbers: Array) -> tuple[Array, Array]:
+        if not self.landmark:
+            return super().bounds(numbers)
+        return numbers // self.per_window * self.spec.size, (numbers + 1) * self.pane
+
+    def rows_in(self, numbers: Array) -> Array:
+        starts, ends = self.bounds(numbers)
+        return ends - starts
+
+    def _with_suffix(
+        self, code: Array, first: Array, groups: Groups, group: Array, merged: Partials, suffixes: Suffixes
+    ) -> Partials:
+        """Put the end of the block before in front of the windows' prefixes: one stored, or of the group before."""
+        n = self.per_window
+        block = first // n
+        slot = first - block * n
+        inside = slot > 0  # others begin with a block, and are its prefix
+        at, known = self._stored(code)
+        had = known & (self.suffix_block[at] == block) & inside
+        anew = taken = np.empty(0, "i8")
+        if len(suffixes.groups):
+            row = np.full(len(groups.code) + 1, -1)
+            row[suffixes.groups] = np.arange(len(suffixes.groups))
+            before = group - 1
+            new = (row[before] >= 0) & (groups.code[before] == code) & (groups.block[before] == block) & inside
+            had |= new
+            anew = np.flatnonzero(new)
+            taken = row[before[anew]] * n + slot[anew]
+        place, none = at * n + slot, np.flatnonzero(~had)
+        front = {}
+        for f in self.fields:
+            front[f.name] = table = _flat(self.suffix[f.name]).take(place, axis=0)
+            if len(anew):
+                table[anew] = _flat(suffixes.tables[f.name]).take(taken, axis=0)
+            if len(none):
+                table[none] = f.identity()
+        if not self.by_count:
+            had = front[ROWS] > 0
+        has = self._has(merged, len(code))
+        return {f.name: f.merge(front[f.name], merged[f.name], had, has) for f in self.fields}
+
+    # ---- commit
+
+    def _commit(
+        self,
+        part: Part,
+        run: Run,
+        groups: Groups,
+        prefix: Partials,
+        suffixes: Suffixes | None,
+        frontier: Frontier,
+    ) -> None:
+        self._store(part)
+        if suffixes is not None:
+            code = groups.code[suffixes.groups]
+            self.suffix_block[code] = groups.block[suffixes.groups]  # of several blocks of one key the last one stays
+            for name, table in suffixes.tables.items():
+                self.suffix[name][code] = table
+        if len(run.code):
+            last = np.ones(len(groups.code), bool)
+            last[:-1] = groups.code[1:] != groups.code[:-1]
+            anew = groups.code[last & (self.block[groups.code] != groups.block)]
+            inside = np.flatnonzero(last[groups.of])
+            place = run.code[inside] * self.per_window + run.pane[inside] % self.per_window
+            tail = groups.ends[last] - 1
+            for f in self.fields:
+                self.panes[f.name][anew] = f.identity()
+                _flat(self.panes[f.name])[place] = run.partials[f.name][inside]
+                self.prefix[f.name][groups.code[last]] = prefix[f.name][tail]
+            self.block[groups.code[last]] = groups.block[last]
+        if not self.by_count:
+            filled = run.partials[ROWS] > 0
+            self.newest[run.code[filled]] = run.pane[filled]  # ascending within a key
+            self.complete_to = max(self.complete_to, frontier.after // self.pane)
+        self._let_go()
+
+    # ---- what is held
+
+    def contents(self) -> Any:
+        found = {}
+        for code, key in enumerate(self.keys):
+            tables = [self.panes, self.suffix]
+            panes = [{f.name: t[f.name][code].tolist() for f in self.fields} for t in tables]
+            found[key] = int(self.seen[code]), int(self.tags[code, 0]), int(self.block[code]), panes
+        return found
+
+    def _saved(self) -> list[Any]:
+        count = len(self.keys)
+        plain = {name: array[:count] for name, array in self._arrays().items()}
+        tables = [
+            [list(f.name), *(t[f.name][:count] for t in (self.ring, self.panes, self.suffix, self.prefix))]
+            for f in self.fields
+        ]
+        return [self.keys, self.complete_to, plain, tables]
+
+    def _restore(self, saved: list[Any]) -> None:
+        self.keys, self.complete_to, plain, tables = saved
+        self.codes = {key: code for code, key in enumerate(self.keys)}
+        count = len(self.keys)
+        self._make_room(max(4, 2 * count))
+        for name, array in plain.items():
+            getattr(self, name)[:count] = array
+        for name, *arrays in tables:
+            for table, array in zip((self.ring, self.panes, self.suffix, self.prefix), arrays, strict=True):
+                table[tuple(name)][:count] = array
+
+
+def _shaped(f: Field, room: int, n: int) -> Array:
+    return f.empty(room * n).reshape(room, n, *f.empty(0).shape[1:])
+
+
+def _flat(table: Array) -> Array:
+    """A table of (key, pane) as one row."""
+    return table.reshape(-1, *table.shape[2:])
+
+
+def _address(code: Array, pane: Array, among: Array) -> Array:
+    """(key, pane) as one ascending number."""
+    known = np.unique(among)
+    address: Array = code * len(known) + np.searchsorted(known, pane)
+    return address
+
+
+class Table(NamedTuple):
+    """Groups side by side, to be worked on at once: their panes, and the place of each in the table."""
+
+    height: int
+    width: int
+    groups: Array | slice
+    panes: Array | slice
+    place: Array
+
+    def of(self, partials: Array, filler: Any) -> Array:
+        table = np.empty((self.height, self.width, *partials.shape[1:]), partials.dtype)
+        table[:] = filler
+        _flat(table)[self.place] = partials[self.panes]
+        return table
+
+    def put(self, found: Array, table: Array) -> None:
+        found[self.panes] = _flat(table).take(self.place, axis=0)
+
+
+def tables_of(lengths: Array, group: Array, column: Array) -> Iterator[Table]:
+    """All groups, in one table unless it would be mostly empty: then none stands beside one of more than twice its length.
+
+    ``group``, ``column``: the group of each pane, and its place in it.
+    """
+    if not len(lengths):
+        return
+    width = int(lengths.max())
+    if len(lengths) * width <= ROOMY * len(group):
+        yield Table(len(lengths), width, slice(None), slice(None), group * width + column)
+        return
+    left = np.arange(len(lengths))
+    while len(left):
+        width = int(lengths[left].max())
+        small = 2 * lengths[left] < width
+        which, left = left[~small], left[small]
+        row = np.full(len(lengths), -1)
+        row[which] = np.arange(len(which))
+        panes = np.flatnonzero(row[group] >= 0)
+        yield Table(len(which), width, which, panes, row[group[panes]] * width + column[panes])

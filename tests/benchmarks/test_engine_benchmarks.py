@@ -1,0 +1,98 @@
+"""The benchmarks of the engine itself, small: what they compute is right, and they would notice if it were not."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tidegate.benchmarks import growth, latency, memory, profile
+from tidegate.benchmarks.transactions import EXECUTORS, measure
+from tidegate.benchmarks.workloads import SUITE, Keys, Parameters, transfers
+
+SMALL = Parameters(events=160, keys=400, length=4, aborts=0.1)
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("name", SUITE)
+def test_the_suite_ends_as_plain_python_does(name: str, executor: str) -> None:
+    workload = SUITE[name](SMALL)
+    found = measure(workload, 1, durable=executor == "serial", **EXECUTORS[executor])
+    assert found["correct"]
+    assert found["aborted"] > 0
+
+
+@pytest.mark.parametrize("skew", [0.0, 0.999])
+def test_transfers_end_as_plain_python_does(skew: float) -> None:
+    workload = transfers(replace(SMALL, events=2_000, keys=20, skew=skew, multi_partition=1.0))
+    assert measure(workload, 1, durable=True)["correct"]
+
+
+def test_a_wrong_end_is_noticed() -> None:
+    workload = SUITE["grep_and_sum"](SMALL)
+    wrong = dict(workload.state, records=workload.state["records"][:-1])
+    assert not measure(replace(workload, state=wrong), 1, durable=False)["correct"]
+    assert not measure(replace(workload, aborted=workload.aborted + 1), 1, durable=False)["correct"]
+
+
+def test_keys_are_as_skewed_and_as_spread_as_asked() -> None:
+    def drawn(**given: float) -> list[tuple[int, list[int]]]:
+        keys = Keys(Parameters(events=500, keys=1_000, **given))  # type: ignore[arg-type]
+        return [keys.some(2) for _ in range(500)]
+
+    def smallest(found: list[tuple[int, list[int]]]) -> int:
+        return sum(key < 10 for _, keys in found for key in keys)
+
+    assert smallest(drawn(skew=0.0)) < 50 < smallest(drawn(skew=0.99))
+    assert all(part >= 0 for part, _ in drawn(multi_partition=0.0))
+    assert sum(part < 0 for part, _ in drawn(multi_partition=1.0)) > 400
+    assert all(len(set(keys)) == 2 for _, keys in drawn())
+
+
+def test_growth_compares_engines_that_do_the_same() -> None:
+    facts = growth.bench(rounds=1, batches=60, factor=2)
+    assert facts["correct"]
+    assert {(each["small"], each["large"]) for each in facts["growth"].values()} == {
+        (1_000, 2_000),
+        (100, 200),
+        (3, 30),
+    }
+    broken = growth.procedures(3, 60)
+    with broken.engine:
+        broken.run(0)
+        broken.engine.feed("hits_0", [(1,)])
+        assert not broken.right()
+
+
+def test_latency_counts_from_the_moment_a_push_was_due() -> None:
+    percentiles, right = latency.at_rate(1_000_000, 0.0002)  # all are due at once, so the last waited for all others
+    assert right
+    assert 0 < percentiles["p50_ms"] <= percentiles["p99_ms"] <= percentiles["max_ms"]
+    rate, right = latency.peak(200)
+    assert right
+    assert rate > 0
+
+
+def test_memory_says_what_one_of_each_takes() -> None:
+    facts = memory.bench(5_000, 200)
+    assert facts["correct"]
+    assert facts["votes_stored"] > 0
+    assert facts["bytes_per_held_version"] > 50
+    assert facts["bytes_per_aggregated_row"] < facts["bytes_per_window_row"]
+
+
+def test_a_profile_without_py_spy_is_for_speedscope(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    assert profile.main("leaderboard", "2000", str(path)) == 0
+    found = json.loads(path.read_text())
+    names = [frame["name"] for frame in found["shared"]["frames"]]
+    assert "Engine.push" in names
+    (one,) = found["profiles"]
+    assert len(one["samples"]) == len(one["weights"]) > 0
+    assert all(place < len(names) for stack in one["samples"] for place in stack)
+
+
+def test_the_windows_that_are_profiled_fire_as_often_as_they_should() -> None:
+    assert profile.windows(150_000)

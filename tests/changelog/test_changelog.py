@@ -1,0 +1,211 @@
+"""Changelogs: what they hold, that they are the serial run's, after crashes too, and what is made of them."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import random
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tidegate import App, Batch, Engine, partition
+from tidegate.changelog import changes_in_files, rebuild
+from tidegate.connectors.engine_sink import EngineSink
+from tidegate.connectors.files import FileSink
+from tidegate.errors import DeclarationError, TidegateError
+from tidegate.verify import verify
+
+Open = Callable[..., Engine]
+Change = tuple[Any, int, str, Any, Any]  # key, batch-id, row key, before, after
+
+
+def bank(recovery: Any = "weak", changelog: bool = True, follow: bool = False) -> App:
+    """Accounts by branch; deposits touch one branch, a reform touches all."""
+    app = App("bank", recovery=recovery)
+    app.table(
+        """CREATE TABLE accounts (branch INTEGER, id INTEGER, money DECIMAL(9,2) NOT NULL, since TIMESTAMP,
+           PRIMARY KEY (branch, id))""",
+        partition_by="branch",
+        changelog=changelog,
+    )
+    app.table("CREATE TABLE notes (id INTEGER PRIMARY KEY, text VARCHAR)", changelog=changelog)
+    app.stream("deposits", "branch INTEGER NOT NULL, id INTEGER, money DECIMAL(9,2)", border=True, key="branch")
+    if follow:
+        app.table("CREATE TABLE seen (row_key VARCHAR PRIMARY KEY, after VARCHAR, changes INTEGER NOT NULL)")
+        columns = "row_key VARCHAR NOT NULL, before VARCHAR, after VARCHAR, position BIGINT NOT NULL"
+        app.stream("followed", columns, border=True, key="row_key")
+
+        @app.procedure(inputs="followed", writes=["seen"])
+        def look(txn: Any, followed: Batch) -> None:
+            for change in followed:
+                known = txn.get("seen", change.row_key)
+                assert (known.after if known else None) == change.before
+                txn.upsert("seen", (change.row_key, change.after, 1 + (known.changes if known else 0)))
+
+    @app.procedure(inputs="deposits", writes=[partition("accounts")])
+    def deposit(txn: Any, deposits: Batch) -> None:
+        for row in deposits:
+            known = txn.get("accounts", (row.branch, row.id))
+            if known is None:
+                txn.insert("accounts", (row.branch, row.id, row.money, txn.now))
+            elif row.money == 0:
+                txn.delete("accounts", (row.branch, row.id))
+            elif row.money < 0:
+                txn.update("accounts", (row.branch, row.id), money=row.money)
+                txn.abort("no debts")
+            else:
+                txn.update("accounts", (row.branch, row.id), money=known.money + row.money)
+
+    @app.procedure(writes=["accounts", "notes"])
+    def reform(txn: Any, factor: int) -> int:
+        changed = txn.execute("UPDATE accounts SET money = money * ? WHERE money < 100", factor).count
+        txn.upsert("notes", (1, f"times {factor}"))
+        txn.insert("notes", (2, "never there"))
+        txn.delete("notes", 2)
+        return int(changed)
+
+    return app
+
+
+def work(engine: Engine, seed: int, steps: int = 40) -> None:
+    chance = random.Random(seed)
+    for _ in range(steps):
+        if chance.random() < 0.15:
+            engine.submit("reform", chance.randint(1, 3))
+        else:
+            money = chance.choice([Decimal("-1"), Decimal(0), Decimal("1.50"), Decimal(7)])
+            engine.push("deposits", [(chance.randint(1, 3), chance.randint(1, 4), money) for _ in range(2)])
+    engine.run_until_idle()
+
+
+def told(batches: Any) -> list[Change]:
+    """In an order that does not depend on the run: by position, then key."""
+    rows = [
+        (batch.key, batch.id, row.row_key, row.before, row.after, row.position) for batch in batches for row in batch
+    ]
+    assert all(row[1] == row[5] for row in rows)
+    return sorted((row[:5] for row in rows), key=lambda row: (row[1], row[2]))
+
+
+def test_what_a_changelog_holds(open_engine: Open) -> None:
+    engine = open_engine(bank())
+    accounts, notes = engine.subscribe("accounts_changes"), engine.subscribe("notes_changes")
+    engine.push("deposits", [(1, 7, Decimal("1.5"))])
+    engine.push("deposits", [(1, 7, Decimal("-1"))])  # aborts
+    engine.call("reform", 2)
+    engine.call("reform", 1)  # changes nothing but the note
+    engine.push("deposits", [(1, 7, Decimal(0)), (1, 8, Decimal(1)), (1, 8, Decimal(0))])
+    first, second, third = accounts
+    (row,) = first
+    assert (first.key, row.row_key, row.before) == (1, "[1,7]", None)
+    made = json.loads(row.after)
+    assert (made["branch"], made["id"], made["money"]) == (1, 7, "1.50")
+    assert dt.datetime.fromisoformat(made["since"])
+    (row,) = second
+    assert json.loads(row.before)["money"] == "1.50"
+    assert json.loads(row.after)["money"] == "3.00"
+    (row,) = third  # the account that came and went in one transaction never was
+    assert (row.after, json.loads(row.before)["money"]) == (None, "3.00")
+    assert first.id < second.id < third.id
+    assert [[json.loads(row.after)["text"] for row in batch] for batch in notes] == [["times 2"], ["times 1"]]
+
+
+@pytest.mark.parametrize("executor", ["manual", "threads"])
+def test_it_is_that_of_the_serial_run(open_engine: Open, executor: str) -> None:
+    """Order for every key, and the same changes whatever ran in parallel."""
+    found = []
+    for chosen in ("serial", executor):
+        engine = open_engine(bank(), executor=chosen)
+        subscriptions = [engine.subscribe("accounts_changes"), engine.subscribe("notes_changes")]
+        work(engine, 3)
+        batches = [list(subscription) for subscription in subscriptions]
+        for of_table in batches:
+            last: dict[Any, int] = {}
+            for batch in of_table:
+                assert batch.id > last.get(batch.key, -1)
+                last[batch.key] = batch.id
+        found.append([told(of_table) for of_table in batches])
+    assert found[0][0]
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("recovery", ["weak", "strong", "effects"])
+@pytest.mark.parametrize("merged", [False, True])
+def test_it_is_the_same_after_a_crash(open_engine: Open, tmp_path: Path, recovery: Any, merged: bool) -> None:
+    """A durable subscriber gets after the crash what it would have got without one."""
+    through = open_engine(bank(recovery), tmp_path / "one")
+    whole = through.subscribe_durably("accounts_changes", "out")
+    work(through, 5)
+    engine = open_engine(bank(recovery), tmp_path / "two")
+    engine.subscribe_durably("accounts_changes", "out")
+    work(engine, 5, 40)
+    if merged:
+        engine.checkpoint()
+    engine.durable.sync()  # type: ignore[union-attr]
+    engine.abandon()
+    again = open_engine(bank(recovery), tmp_path / "two")
+    assert told(again.subscribe_durably("accounts_changes", "out")) == told(whole)
+
+
+def test_an_empty_engine_is_rebuilt_from_it(open_engine: Open, tmp_path: Path) -> None:
+    engine = open_engine(bank(), tmp_path / "db")
+    deliveries = [
+        engine.deliver(f"{table}_changes", FileSink(tmp_path / table), table) for table in ("accounts", "notes")
+    ]
+    work(engine, 9)
+    for delivery in deliveries:
+        delivery.pump()
+    want = {table: engine.query(f"SELECT * FROM {table} ORDER BY ALL").rows for table in ("accounts", "notes")}
+    assert len(want["accounts"]) > 3
+    changes = {table: changes_in_files(tmp_path / table) for table in want}
+    counts = rebuild(bank(), tmp_path / "new", changes)
+    assert counts == {table: len(rows) for table, rows in want.items()}
+    new = open_engine(bank(), tmp_path / "new")
+    for table, rows in want.items():
+        assert new.query(f"SELECT * FROM {table} ORDER BY ALL").rows == rows
+    new.push("deposits", [(9, 9, Decimal(1))])  # and it works on
+    new.close()
+    assert verify(bank(), tmp_path / "new").same
+    with pytest.raises(TidegateError, match="has worked already"):
+        rebuild(bank(), tmp_path / "new", {})
+    with pytest.raises(TidegateError, match="no table with a changelog; those are accounts, notes"):
+        rebuild(bank(), tmp_path / "other", {"deposits": []})
+
+
+def test_other_dataflows_follow_it_through_a_border_stream(open_engine: Open, tmp_path: Path) -> None:
+    app = bank(follow=True)
+    engine = open_engine(app, tmp_path / "db")
+    delivery = engine.deliver("accounts_changes", EngineSink(engine, "followed"), "loop")
+    work(engine, 11)
+    batches = delivery._subscription.take(1000)
+    delivery._subscription.put_back(batches)
+    delivery.sink.send(batches[:5])  # as if the acknowledgement had been lost
+    delivery.pump()
+    seen = {row.row_key: row.after for row in engine.query("SELECT * FROM seen").rows if row.after is not None}
+    accounts = engine.query("SELECT branch, id, money FROM accounts").rows
+    assert {key: Decimal(json.loads(after)["money"]) for key, after in seen.items()} == {
+        f"[{row.branch},{row.id}]": row.money for row in accounts
+    }
+    assert engine.query("SELECT sum(changes) FROM seen").scalar() == sum(len(batch) for batch in batches)
+
+
+def test_a_changelog_is_an_output_and_nothing_else(open_engine: Open) -> None:
+    app = bank()
+    with pytest.raises(DeclarationError, match="it is an output"):
+
+        @app.procedure(inputs="notes_changes")
+        def read(txn: Any, notes_changes: Batch) -> None: ...
+
+    with pytest.raises(DeclarationError, match="change the table instead"):
+
+        @app.procedure(inputs="deposits", outputs="notes_changes")
+        def write(txn: Any, deposits: Batch) -> None: ...
+
+    assert "accounts_changes" not in bank(changelog=False).streams
+    engine = open_engine(bank(changelog=False))
+    work(engine, 3)
+    assert not engine.runtime.changelogs

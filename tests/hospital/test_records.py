@@ -1,0 +1,122 @@
+"""Real records: what the hospital makes of them is known beforehand."""
+
+from __future__ import annotations
+
+import datetime as dt
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from shared_data import PAP, WFDB, needs_pap, needs_wfdb
+
+from tidegate.errors import TidegateError
+from tidegate.examples.mimic_alerts.app import hospital, start
+from tidegate.examples.mimic_alerts.records import CHART_BEHIND, Records, find_waveforms, open_recording
+from tidegate.examples.mimic_alerts.safety import unsafe_doses
+from tidegate.examples.mimic_alerts.shift import Doctor, Shift, WardClock
+
+STORIES = {10013, 10061, 23922, 3680}
+
+
+class Played:
+    """A folder's records through the hospital, with a doctor who accepts everything."""
+
+    def __init__(self, folder: Path, only: set[int] | None = None, **how: Any) -> None:
+        self.source = Records(folder, only, **how)
+        clock = WardClock(self.source.start)
+        with start(hospital(), clock=clock) as engine:
+            shift = Shift(engine, self.source, clock, Doctor(accepts=1, ignores=0))
+            shift.admit()
+            self.seen = shift.play()
+            self.events = list(engine.query("SELECT * FROM med_events"))
+
+    def rows(self, patient: int, *streams: str) -> list[Any]:
+        return [row for row in self.seen.of(*streams) if row.patient == patient]
+
+
+@pytest.fixture(scope="module")
+def played() -> Played:
+    return Played(PAP, STORIES)
+
+
+@needs_pap
+def test_10013_is_elevated_from_2359_and_nesiritide_is_running(played: Played) -> None:
+    notices = played.rows(10013, "notices")
+    assert dt.datetime(2125, 10, 4, 23, 59) <= notices[0].found_at < dt.datetime(2125, 10, 5, 0, 0)
+    assert {(notice.drug, notice.kind) for notice in notices} == {("nesiritide", "recent")}
+    assert "nesiritide is running" in notices[0].reason
+    assert played.rows(10013, "outcomes") == []
+    assert [event for event in played.events if event.patient == 10013 and event.origin != "record"] == []
+
+
+@needs_pap
+def test_10013_is_suppressed_whatever_the_clock_of_its_chart() -> None:
+    assert set(CHART_BEHIND) == {10013}
+    played = Played(PAP, {10013}, chart_behind={})
+    assert {notice.kind for notice in played.rows(10013, "notices")} == {"recent"}
+    assert played.rows(10013, "outcomes") == []
+
+
+@needs_pap
+def test_10061_is_a_false_alarm(played: Played) -> None:
+    clamped = [alarm for alarm in played.rows(10061, "technical_alarms") if alarm.state == "clamped at 90 mmHg"]
+    assert dt.datetime(2107, 1, 20, 14, 0) < clamped[0].since < dt.datetime(2107, 1, 20, 14, 2)
+    assert played.rows(10061, "technical_alarms")[-1].state == "clamped at 90 mmHg"  # to the end
+    assert played.rows(10061, "outcomes", "notices") == []
+    assert all(event.origin == "record" for event in played.events if event.patient == 10061)
+
+
+@needs_pap
+def test_23922_has_one_episode(played: Played) -> None:
+    (alert,) = played.rows(23922, "outcomes")
+    assert dt.datetime(2171, 9, 19, 16, 36) < alert.found_at < dt.datetime(2171, 9, 19, 16, 39)
+    assert alert.given
+    assert alert.drug == "nesiritide"
+    assert {notice.kind for notice in played.rows(23922, "notices")} == {"recent"}  # it lasts, and the drug was given
+    (given,) = [event for event in played.events if event.patient == 23922]
+    assert (given.drug, given.origin) == ("nesiritide", "alert")
+
+
+@needs_pap
+def test_3680_is_left_alone(played: Played) -> None:
+    assert played.rows(3680, "outcomes", "notices", "rate_outcomes", "rate_notices") == []
+    assert played.rows(3680, "vitals")
+
+
+@needs_pap
+def test_what_was_given_is_safe(played: Played) -> None:
+    assert unsafe_doses(played.events) == ([], [])
+
+
+@needs_pap
+def test_csv_and_parquet_hold_the_same_waveform() -> None:
+    for parquet in (PAP / "pap_p010013-2125-10-04-23-37.parquet", PAP / "pap_p010061-2107-01-20-12-33.parquet"):
+        csv = parquet.with_suffix(".csv.gz")
+        one, other = open_recording(parquet, 1), open_recording(csv, 1)
+        assert (one.patient, one.start, one.pap) == (other.patient, other.start, other.pap)
+
+
+@needs_wfdb
+def test_wfdb_files() -> None:
+    pytest.importorskip("wfdb", reason="the wfdb package is not installed: pip install 'tidegate[wfdb]'")
+    played = Played(WFDB)
+    assert [len(recording.pap) > 0 for recording in played.source.recordings] == [False, True, False, False]
+    monitor = {row.patient: row.rate for row in played.seen.of("rates")}
+    assert 110 < monitor[1] < 130  # 037
+    assert 50 < monitor[3] < 75  # s00001, whose monitor says 56 on average
+    assert played.seen.of("outcomes", "rate_outcomes") == []
+
+
+def test_folders_that_do_not_fit(tmp_path: Path) -> None:
+    with pytest.raises(TidegateError, match="is no folder"):
+        Records(tmp_path / "nothing")
+    with pytest.raises(TidegateError, match="no waveforms in"):
+        Records(tmp_path)
+    pq.write_table(
+        pa.table({"t_ms": [0, 8], "pap_mmhg": [20.0, None]}), tmp_path / "pap_p000007-2100-01-01-00-00.parquet"
+    )
+    with pytest.raises(TidegateError, match="no waveforms of patients 8"):
+        find_waveforms(tmp_path, {8})
+    assert open_recording(find_waveforms(tmp_path, {7})[0], 1).patient == 7

@@ -1,0 +1,81 @@
+"""Safe, whatever runs it and however often it dies; and not safe without the guarantees."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tidegate.examples.mimic_alerts.backends import Where, choose_backend
+from tidegate.examples.mimic_alerts.demo import Options, events_of, open_shift, source_of
+from tidegate.examples.mimic_alerts.kills import busy_ward, run_with_kills
+from tidegate.examples.mimic_alerts.loose import ALL, VARIANTS, Mistakes, compare
+from tidegate.examples.mimic_alerts.safety import ALERTS, judge
+
+
+def played(where: Where, source: Any = None, **settings: Any) -> tuple[list[Any], dict[str, Any]]:
+    options = Options(minutes=6, patients=8)
+    shift = open_shift(options, source or source_of(options, where), where, **settings)
+    with shift.engine:
+        seen = shift.play()
+        events = events_of(shift.engine)
+        assert judge(events, seen.rows).safe
+        assert shift.engine.query("SELECT count(*) FROM tidegate.aborts").scalar() == 0
+        return events, {stream: sorted(seen.rows[stream], key=repr) for stream in (*ALERTS, "visit_outcomes", "vitals")}
+
+
+LOCAL = choose_backend("local")
+
+
+def test_threads_decide_as_one_does() -> None:
+    assert played(LOCAL, busy_ward(5, 4)) == played(LOCAL, busy_ward(5, 4), executor="threads", workers=4)
+
+
+def test_spark_decides_as_local_does() -> None:
+    where = choose_backend("auto")
+    if not where.spark:
+        pytest.skip(where.told)
+    assert played(where, busy_ward(5, 3)) == played(LOCAL, busy_ward(5, 3))
+
+
+@pytest.mark.parametrize("executor", ["serial", "threads"])
+def test_a_few_kills(executor: str) -> None:
+    found = run_with_kills(2, seed=11, minutes=3, executor=executor)
+    assert found.safe, found
+    assert (found.kills, found.alerts > 5, found.decisions > 1) == (2, True, True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("executor", ["serial", "threads"])
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_fifty_kills(executor: str, seed: int) -> None:
+    found = run_with_kills(5, seed=seed, minutes=5, executor=executor)
+    assert found.safe, found
+    assert found.kills == 5
+
+
+@pytest.fixture(scope="module")
+def mistakes() -> dict[str, Mistakes]:
+    return {variant.name: found for variant, found in compare(shifts=3, seed=2)}
+
+
+def test_the_model_makes_no_mistake_with_every_guarantee(mistakes: dict[str, Mistakes]) -> None:
+    assert mistakes[ALL.name].total == 0
+
+
+@pytest.mark.parametrize(
+    ("variant", "kinds"),
+    [
+        ("no isolation", ("double_doses", "interactions")),
+        ("no order", ("alerts_lost", "given_otherwise")),
+        ("at least once", ("double_doses", "alerts_repeated", "decisions_misapplied")),
+        ("at most once", ("alerts_lost", "decisions_misapplied")),
+        ("none of them", ("double_doses", "interactions", "alerts_repeated")),
+    ],
+)
+def test_without_a_guarantee_patients_are_harmed(
+    mistakes: dict[str, Mistakes], variant: str, kinds: tuple[str, ...]
+) -> None:
+    assert variant in {one.name for one in VARIANTS}
+    for kind in kinds:
+        assert getattr(mistakes[variant], kind) > 0, (variant, kind, mistakes[variant])

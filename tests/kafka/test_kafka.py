@@ -1,0 +1,182 @@
+"""Kafka as source and sink, against a real broker."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from source_apps import keeping, kept, rejected
+
+from tidegate import App, Batch, Engine
+from tidegate.benchmarks.kafka_broker import KafkaBroker, read
+from tidegate.changelog import rebuild
+from tidegate.connectors.kafka_changes import changes_in_topic
+from tidegate.connectors.kafka_sink import KafkaSink
+from tidegate.connectors.kafka_source import KafkaSource
+from tidegate.connectors.values import AvroValues, JsonSchemaValues
+from tidegate.errors import SinkError, SourceError
+
+Open = Callable[..., Engine]
+COLUMNS = "id BIGINT NOT NULL, name VARCHAR"
+AVRO = {
+    "type": "record",
+    "name": "Thing",
+    "fields": [{"name": "id", "type": "long"}, {"name": "name", "type": ["null", "string"]}],
+}
+SCHEMA = {"type": "object", "properties": {"id": {"type": "integer", "minimum": 1}, "name": {}}, "required": ["id"]}
+
+pytestmark = [pytest.mark.kafka, pytest.mark.xdist_group("kafka")]
+
+
+def test_records_come_in_once_and_bad_ones_are_told(
+    open_engine: Open, tmp_path: Path, broker: KafkaBroker, topic: Any, write: Any
+) -> None:
+    name = topic(2)
+    write(name, b'{"id": 1, "name": "one"}', b"nonsense", b'{"id": 2}', None)
+    write(name, b'{"id": 3}', b'{"id": "x"}', partition=1)
+    engine = open_engine(keeping(COLUMNS), tmp_path / "db")
+    ingestion = engine.ingest("things", KafkaSource(broker.servers, name, follow=False), "in", limit=2)
+    while not ingestion.finished:
+        ingestion.pump(10)
+    assert kept(engine) == [(1, "one"), (2, None), (3, None)]
+    assert [place for place, _ in rejected(engine)] == [f"{name}/0/1", f"{name}/0/3", f"{name}/1/1"]
+    assert "tombstone" in rejected(engine)[1][1]
+    assert engine.position("in") == {"0": 4, "1": 2}
+    assert ingestion.lag == 0
+    engine.abandon()
+    write(name, b'{"id": 4}')
+    again = open_engine(keeping(COLUMNS), tmp_path / "db")
+    ingestion = again.ingest("things", KafkaSource(broker.servers, name), "in")
+    assert ingestion.pump(30) == 1
+    assert [row[0] for row in kept(again)] == [1, 2, 3, 4]
+
+
+def test_keys_and_schemas(open_engine: Open, broker: KafkaBroker, topic: Any, write: Any) -> None:
+    """The record's key is a column, and a keyed stream has a batch for each; values are Avro, or JSON with a schema."""
+    name = topic()
+    avro = AvroValues(AVRO, schema_id=7)
+    for i in (5, 6, 5):
+        write(name, avro.encode({"id": i, "name": f"n{i}"}), key=str(i).encode())
+    write(name, b"\0\0\0\0\7\2", key=b"9")
+    engine = open_engine(keeping(COLUMNS, key="id"))
+    seen = engine.subscribe("seen")
+    ingestion = engine.ingest("things", KafkaSource(broker.servers, name, values=avro, key="id", follow=False), "in")
+    while not ingestion.finished:
+        ingestion.pump(10)
+    assert sorted((batch.key, len(batch)) for batch in seen) == [(5, 2), (6, 1)]
+    assert "no Avro record" in rejected(engine)[0][1]
+
+    strict = topic()
+    write(strict, b'{"id": 0}', b'{"id": 1}')
+    other = open_engine(keeping(COLUMNS))
+    source = KafkaSource(broker.servers, strict, values=JsonSchemaValues(SCHEMA), follow=False)
+    ingestion = other.ingest("things", source, "in")
+    while not ingestion.finished:
+        ingestion.pump(10)
+    assert kept(other) == [(1, None)]
+    assert "id is refused by the JSON Schema: 0 is less than the minimum of 1" in rejected(other)[0][1]
+
+
+def test_mistakes_are_told_at_the_start(open_engine: Open, tmp_path: Path, broker: KafkaBroker, topic: Any) -> None:
+    engine = open_engine(keeping("id BIGINT NOT NULL, colour VARCHAR NOT NULL"), tmp_path / "db")
+    with pytest.raises(SourceError, match="has 'name', which the stream has not; it lacks colour"):
+        engine.ingest("things", KafkaSource(broker.servers, topic(), values=AvroValues(AVRO)), background=True)
+    with pytest.raises(SourceError, match="topic nowhere"):
+        engine.ingest("things", KafkaSource(broker.servers, "nowhere"), background=True)
+    with pytest.raises(SourceError, match="key='n': stream things has the columns id, colour"):
+        engine.ingest("things", KafkaSource(broker.servers, topic(), key="n"))
+    with pytest.raises(SourceError, match="no Avro schema"):
+        AvroValues({"type": "recrod"})
+    with pytest.raises(SinkError, match="no column n, which key= or the schema names"):
+        engine.deliver("seen", KafkaSink(broker.servers, topic(), key="n"))
+
+
+def words() -> App:
+    app = App("words")
+    app.stream("incoming", "id BIGINT NOT NULL, word VARCHAR", border=True, key="id")
+    app.stream("words", "id BIGINT, word VARCHAR")
+
+    @app.procedure(inputs="incoming", outputs="words")
+    def pass_on(txn: Any, incoming: Batch) -> None:
+        txn.emit("words", list(incoming))
+
+    return app
+
+
+def test_batches_arrive_once_whatever_is_sent_again(
+    open_engine: Open, tmp_path: Path, broker: KafkaBroker, topic: Any
+) -> None:
+    name = topic()
+    engine = open_engine(words(), tmp_path / "db")
+    sink = KafkaSink(broker.servers, name)
+    delivery = engine.deliver("words", sink, f"out-{name}")
+    for i in (1, 2, 1):
+        engine.push("incoming", [(i, f"w{i}"), (i, "x")])
+    batches = delivery._subscription.take(10)
+    sink.send(batches)
+    sink.send(batches)  # the same process
+    other = KafkaSink(broker.servers, name)
+    other.open(f"out-{name}", engine.app.streams["words"].relation)
+    other.send(batches)  # another one, which has only what Kafka remembers
+    arrived = [(key, json.loads(value)["word"]) for key, value in read(broker.servers, name)]
+    assert arrived == [(b"1", "w1"), (b"1", "x"), (b"2", "w2"), (b"2", "x"), (b"1", "w1"), (b"1", "x")]
+    with pytest.raises(SinkError, match="has taken over"):
+        sink.send([Batch(batches[0].relation, 9, batches[0].rows, 1)])  # the first one is fenced
+    with pytest.raises(SinkError, match="other rows than the batch delivered"):
+        other.send([Batch(batches[0].relation, 1, batches[1].rows, 1)])
+    assert len(read(broker.servers, name)) == 6
+
+
+def test_a_broker_that_dies_is_connected_to_again(
+    open_engine: Open, tmp_path: Path, broker: KafkaBroker, topic: Any, write: Any
+) -> None:
+    into, out = topic(), topic()
+    write(into, b'{"id": 1}')
+    engine = open_engine(keeping(COLUMNS), tmp_path / "db")
+    delivery = engine.deliver("seen", KafkaSink(broker.servers, out), f"out-{out}", background=True)
+    seen = engine.subscribe("seen")
+    ingestion = engine.ingest("things", KafkaSource(broker.servers, into), "in", background=True)
+    assert seen.get(60) is not None
+    broker.kill()
+    broker.start()
+    write(into, b'{"id": 2}')
+    assert seen.get(120) is not None, ingestion
+    assert delivery.drain(120), delivery
+    assert [json.loads(value)["id"] for _, value in read(broker.servers, out)] == [1, 2]
+
+
+def test_a_changelog_in_a_compacted_topic_rebuilds_an_engine(
+    open_engine: Open, tmp_path: Path, broker: KafkaBroker, topic: Any
+) -> None:
+    def bank() -> App:
+        app = App("bank")
+        app.table("CREATE TABLE accounts (id BIGINT PRIMARY KEY, money DECIMAL(9,2) NOT NULL)", changelog=True)
+
+        @app.procedure(writes=["accounts"])
+        def put(txn: Any, account: int, money: int) -> None:
+            if money:
+                txn.upsert("accounts", (account, money))
+            else:
+                txn.delete("accounts", account)
+
+        return app
+
+    name = "accounts-changes"
+    engine = open_engine(bank(), tmp_path / "db")
+    sink = KafkaSink(broker.servers, name, changelog=True, partitions=2)
+    delivery = engine.deliver("accounts_changes", sink, "changes")
+    for account, money in [(1, 5), (2, 6), (1, 7), (3, 8), (2, 0)]:
+        engine.call("put", account, money)
+    delivery.pump()
+    records = read(broker.servers, name, partitions=2)
+    assert [value for key, value in records if key == b"[2]"] == [
+        b'{"id":2,"money":"6.00"}',
+        None,
+    ]  # the row, a tombstone
+    assert rebuild(bank(), tmp_path / "new", {"accounts": changes_in_topic(broker.servers, name)}) == {"accounts": 2}
+    new = open_engine(bank(), tmp_path / "new")
+    accounts = "SELECT * FROM accounts ORDER BY id"
+    assert new.query(accounts).rows == engine.query(accounts).rows

@@ -1,0 +1,168 @@
+"""``tidegate connect`` and ``tidegate rebuild``: connectors from a file, and errors that name the key."""
+
+from __future__ import annotations
+
+import json
+import re
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import tidegate
+from tidegate.cli import app as commands
+from tidegate.connectors.running import metrics, running
+from tidegate.connectors.toml_file import read_setup
+from tidegate.errors import TidegateError
+
+APP = """
+from tidegate import App
+from tidegate.rejects import declare_rejected
+
+app = App("shop")
+app.stream("orders", "id BIGINT NOT NULL, item VARCHAR", border=True)
+app.stream("shipments", "id BIGINT, item VARCHAR")
+app.table("CREATE TABLE shipped (id BIGINT PRIMARY KEY, item VARCHAR)", changelog=True)
+declare_rejected(app)
+
+@app.procedure(inputs="orders", outputs="shipments", writes=["shipped"])
+def ship(txn, orders):
+    for order in orders:
+        txn.insert("shipped", order)
+        txn.emit("shipments", [order])
+"""
+FILE = """
+app = "shop.py:app"
+directory = "shop.db"
+
+[[source]]
+name = "orders"
+kind = "files"
+stream = "orders"
+path = "${PLACE}/in"
+size = 1
+
+[[sink]]
+name = "out"
+kind = "files"
+stream = "shipments"
+directory = "out"
+format = "csv"
+
+[[sink]]
+name = "log"
+kind = "files"
+stream = "shipped_changes"
+directory = "changes"
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PLACE", str(tmp_path))
+    (tmp_path / "shop.py").write_text(APP)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.ndjson").write_text('{"id": 1, "item": "tea"}\nnonsense\n{"id": 2, "item": "salt"}\n')
+    (tmp_path / "connect.toml").write_text(FILE)
+    return tmp_path
+
+
+def run(*arguments: str) -> Any:
+    return CliRunner().invoke(commands, list(arguments))
+
+
+def test_a_file_is_checked_run_and_run_again(place: Path) -> None:
+    checked = run("connect", "connect.toml", "--check", "--json")
+    assert checked.exit_code == 0, checked.output
+    assert {"source": "orders", "stream": "orders", "fits": "it can be read", "lag": 60} in json.loads(checked.stdout)
+    done = run("connect", "connect.toml", "--once", "--json")
+    assert done.exit_code == 0, done.output
+    source, out, log = json.loads(done.stdout)
+    assert (source["rows"], source["rejected"], source["state"]) == (2, 1, "finished")
+    assert (out["batches"], log["batches"]) == (2, 2)
+    assert len(list((place / "out").glob("*.csv"))) == 2
+    (place / "in" / "b.csv").write_text("id,item\n3,rice\n")
+    done = run("connect", "connect.toml", "--once")
+    assert done.exit_code == 0, done.output
+    assert "finished" in done.stdout
+    assert len(list((place / "out").glob("*.csv"))) == 3
+    rebuilt = run("rebuild", "new.db", "--app", "shop.py:app", "--changes", "shipped=changes", "--json")
+    assert json.loads(rebuilt.stdout) == [{"table": "shipped", "rows": 3}], rebuilt.output
+    from tidegate.loading import load_app
+
+    with tidegate.open(load_app("shop.py:app"), place / "new.db") as engine:
+        assert [row.item for row in engine.query("SELECT item FROM shipped ORDER BY id").rows] == [
+            "tea",
+            "salt",
+            "rice",
+        ]
+
+
+def test_a_source_that_gives_up_is_told(place: Path) -> None:
+    (place / "shop.py").write_text(APP.replace("declare_rejected(app)\n", "\n"))
+    done = run("connect", "connect.toml", "--json")
+    assert done.exit_code == 1
+    source = json.loads(done.stdout)[0]
+    assert source["state"] == "stopped"
+    assert "a.ndjson:25 is no row of orders" in source["error"]
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "told"),
+    [
+        ('directory = "shop.db"', "", "give either directory (with app) or url"),
+        ('app = "shop.py:app"', "", "key app is missing"),
+        ('app = "shop.py:app"', "app = 7", "app = 7: expected text"),
+        ('app = "shop.py:app"', 'apps = "shop.py:app"', "unknown key apps; there are app, directory, url"),
+        (
+            'kind = "files"\nstream = "orders"',
+            'kind = "fils"\nstream = "orders"',
+            "source[1].kind = 'fils': use one of files",
+        ),
+        ('path = "${PLACE}/in"', "", "source[1].path is missing; files takes path"),
+        ('path = "${PLACE}/in"', "path = 3", "source[1].path = 3: expected"),
+        ("size = 1", 'size = "one"', "source[1].size = 'one': expected a positive whole number"),
+        ("size = 1", "follow = 1", "source[1].follow = 1: expected bool"),
+        ("size = 1", "colour = 1", "unknown key source[1].colour; there are path, format, follow"),
+        ("${PLACE}", "${NOWHERE}", "key path names the environment variable NOWHERE, which is not set"),
+        ('format = "csv"', 'format = "xml"', "sink[1]: FileSink(format='xml')"),
+        ('name = "log"', 'name = "out"', "sink[1].name: 'out' is there twice"),
+        ('name = "orders"\n', "", "source[1].name is missing"),
+        ("[[source]]", "[source", "is no TOML"),
+    ],
+)
+def test_errors_name_the_key(place: Path, was: str, now: str, told: str) -> None:
+    assert was in FILE
+    (place / "connect.toml").write_text(FILE.replace(was, now, 1))
+    with pytest.raises(TidegateError, match=re.escape(told)):
+        read_setup("connect.toml")
+
+
+def test_streams_that_are_not_there_are_told(place: Path) -> None:
+    for was, now, told in (
+        ('stream = "orders"', 'stream = "ordres"', "source[1].stream = 'ordres': no border stream; there are orders"),
+        (
+            'stream = "shipments"',
+            'stream = "orders"',
+            "sink[1].stream = 'orders': no output stream; there are shipments",
+        ),
+    ):
+        (place / "connect.toml").write_text(FILE.replace(was, now, 1))
+        result = run("connect", "connect.toml", "--check")
+        assert told in str(result.exception)
+
+
+def test_what_the_connectors_do_is_there_for_prometheus(place: Path) -> None:
+    with running(read_setup("connect.toml")) as at_work, metrics(at_work, 0) as port:
+        for ingestion in at_work.ingestions:
+            assert ingestion.wait(60)
+        at_work.drain()
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+            told = answer.read().decode().splitlines()
+    assert 'tidegate_source_rows_total{source="orders"} 2' in told
+    assert 'tidegate_source_rejected_total{source="orders"} 1' in told
+    assert 'tidegate_source_lag{source="orders"} 0' in told
+    assert 'tidegate_sink_batches_total{sink="out"} 2' in told

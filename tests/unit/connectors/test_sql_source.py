@@ -1,0 +1,210 @@
+"""Rows and changes of databases as sources, on SQLite and PostgreSQL."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from source_apps import keeping, kept, rejected
+
+from tidegate import Engine
+from tidegate.benchmarks.peers.postgres_server import PostgresServer
+from tidegate.connectors.postgres_changes import PostgresChanges
+from tidegate.connectors.sql_source import SqlSource
+from tidegate.errors import SourceError
+
+Open = Callable[..., Engine]
+DAY = dt.date(2026, 1, 2)
+
+
+def run(database: sa.Engine, *statements: str) -> None:
+    with database.begin() as connection:
+        for statement in statements:
+            connection.execute(sa.text(statement))
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[sa.Engine]:
+    if request.param == "sqlite":
+        made = sa.create_engine(f"sqlite:///{tmp_path / 'source.sqlite'}")
+    else:
+        server = request.getfixturevalue("postgres")
+        made = sa.create_engine(server.url.replace("postgresql:", "postgresql+psycopg:"))
+        run(made, "DROP SCHEMA public CASCADE", "CREATE SCHEMA public")
+    run(made, "CREATE TABLE things (id INTEGER PRIMARY KEY, name TEXT, weight FLOAT, on_day DATE)")
+    yield made
+    made.dispose()
+
+
+def insert(database: sa.Engine, *numbers: int) -> None:
+    run(database, *(f"INSERT INTO things VALUES ({n}, 'thing {n}', {n}.5, '2026-01-02')" for n in numbers))
+
+
+def test_a_table_is_read_by_its_cursor(open_engine: Open, tmp_path: Path, database: sa.Engine) -> None:
+    insert(database, *range(1, 11))
+    app = keeping("id BIGINT NOT NULL, name VARCHAR, weight DOUBLE, on_day VARCHAR" if "sqlite" in str(database.url) else
+                  "id BIGINT NOT NULL, name VARCHAR, weight DOUBLE, on_day DATE")  # fmt: skip
+    engine = open_engine(app, tmp_path / "db")
+    ingestion = engine.ingest("things", SqlSource(database, "things", "id", follow=True), "in", limit=4)
+    assert ingestion.lag == 10
+    assert ingestion.pump() == 10
+    insert(database, 12, 11)
+    assert ingestion.source.lag == 2
+    assert ingestion.pump() == 2
+    assert engine.position("in") == 12
+    engine.abandon()
+    insert(database, 13)
+    again = open_engine(app, tmp_path / "db")
+    ingestion = again.ingest("things", SqlSource(database, "things", "id"), "in")
+    assert ingestion.pump() == 1
+    assert ingestion.finished
+    assert [row[:3] for row in kept(again)] == [(n, f"thing {n}", n + 0.5) for n in range(1, 14)]
+
+
+def test_a_query_with_other_names_and_bad_rows(open_engine: Open, database: sa.Engine) -> None:
+    insert(database, 1, 2, 3)
+    engine = open_engine(keeping("id BIGINT NOT NULL, heavy INTEGER NOT NULL"))
+    query = "(SELECT id AS n, CASE WHEN id = 2 THEN NULL ELSE id * 10 END AS heavy, name FROM things)"
+    source = SqlSource(database, query, "n", fields={"id": "n"}, ignore_unknown=True)
+    assert engine.ingest("things", source, "in").pump() == 2
+    assert kept(engine) == [(1, 10), (3, 30)]
+    ((place, reason),) = rejected(engine)
+    assert place == "n=2"
+    assert "things.heavy is NOT NULL" in reason
+
+
+def test_what_does_not_fit_is_told_at_the_start(open_engine: Open, database: sa.Engine) -> None:
+    engine = open_engine(keeping("id BIGINT NOT NULL, colour VARCHAR NOT NULL"))
+    with pytest.raises(SourceError, match=r"'name', 'weight', 'on_day', which the stream has not; it lacks colour"):
+        engine.ingest("things", SqlSource(database, "things", "id"), background=True)
+    with pytest.raises(SourceError, match="no column 'place' to read on by"):
+        engine.ingest("things", SqlSource(database, "things", "place"))
+    with pytest.raises(SourceError, match="can't read nothing") as refused:
+        engine.ingest("things", SqlSource(database, "nothing", "id"))
+    assert refused.value.fatal
+    run(database, "CREATE TABLE twice (id INTEGER, colour TEXT)", "INSERT INTO twice VALUES (1, 'a'), (1, 'b')")
+    with pytest.raises(SourceError, match="is not unique"):
+        engine.ingest("things", SqlSource(database, "twice", "id")).pump()
+
+
+# ---- changes
+
+CHANGES = "op VARCHAR NOT NULL, id BIGINT NOT NULL, name VARCHAR, weight DOUBLE, on_day DATE"
+
+
+@pytest.fixture
+def changing(postgres: PostgresServer) -> Iterator[sa.Engine]:
+    made = sa.create_engine(postgres.url.replace("postgresql:", "postgresql+psycopg:"))
+    drop = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
+    run(made, drop, "DROP PUBLICATION IF EXISTS follow", "DROP SCHEMA public CASCADE", "CREATE SCHEMA public")
+    run(made, "CREATE TABLE things (id INTEGER PRIMARY KEY, name TEXT, weight FLOAT, on_day DATE)")
+    yield made
+    run(made, drop)
+    made.dispose()
+
+
+def following() -> Any:
+    """An app that keeps a copy of the table."""
+    from tidegate import App
+    from tidegate.rejects import declare_rejected
+
+    app = App("copying")
+    app.stream("changes", CHANGES, border=True)
+    app.stream("seen", "op VARCHAR, id BIGINT")
+    app.table("CREATE TABLE copy (id BIGINT PRIMARY KEY, name VARCHAR, weight DOUBLE, on_day DATE)")
+    declare_rejected(app)
+
+    @app.procedure(inputs="changes", outputs="seen", writes=["copy"])
+    def follow(txn: Any, changes: Any) -> None:
+        for change in changes:
+            txn.emit("seen", [(change.op, change.id)])
+            if change.op == "insert":
+                txn.insert("copy", change[1:])
+            elif change.op == "update":
+                txn.upsert("copy", change[1:])
+            else:
+                assert txn.delete("copy", change.id)
+
+    return app
+
+
+def test_changes_are_followed_in_order_and_by_transaction(
+    open_engine: Open, tmp_path: Path, changing: sa.Engine
+) -> None:
+    engine = open_engine(following(), tmp_path / "db")
+    seen = engine.subscribe("seen")
+    ingestion = engine.ingest("changes", PostgresChanges(changing, "things", slot="follow"), "in", limit=1)
+    insert(changing, 1, 2)
+    run(changing, "UPDATE things SET name = 'it''s \"new\"' WHERE id = 1", "DELETE FROM things WHERE id = 2")
+    run(changing, "CREATE TABLE other (id INTEGER PRIMARY KEY)", "INSERT INTO other VALUES (1)")
+    assert ingestion.pump() == 4
+    batches = [[tuple(row) for row in batch] for batch in seen]
+    assert batches == [[("insert", 1), ("insert", 2)], [("update", 1), ("delete", 2)]]
+    assert [tuple(row) for row in engine.query("SELECT * FROM copy").rows] == [(1, 'it\'s "new"', 1.5, DAY)]
+    assert ingestion.lag is not None
+    engine.abandon()
+    insert(changing, 3)
+    again = open_engine(following(), tmp_path / "db")
+    assert again.ingest("changes", PostgresChanges(changing, "public.things", slot="follow"), "in").pump() == 1
+    assert again.query("SELECT count(*) FROM copy").scalar() == 2
+
+
+def test_the_slot_moves_only_after_the_rows_are_in(open_engine: Open, tmp_path: Path, changing: sa.Engine) -> None:
+    """The slot is left behind, as after a crash: what is in is not taken again, and a keyless update is told apart."""
+    engine = open_engine(following(), tmp_path / "db")
+    source = PostgresChanges(changing, "things", slot="follow")
+    ingestion = engine.ingest("changes", source, "in")
+    where = "SELECT confirmed_flush_lsn FROM pg_replication_slots"
+    with changing.connect() as connection:
+        before = connection.scalar(sa.text(where))
+    insert(changing, 1)
+    source.committed = lambda position: None  # type: ignore[method-assign]
+    assert ingestion.pump(5) == 1
+    with changing.connect() as connection:
+        assert connection.scalar(sa.text(where)) == before
+    ingestion.close()
+    insert(changing, 2)
+    again = engine.ingest("changes", PostgresChanges(changing, "things", slot="follow"), "in")
+    assert again.pump(5) == 1
+    assert engine.query("SELECT count(*) FROM copy").scalar() == 2
+
+
+def test_mistakes_with_changes_are_told(open_engine: Open, changing: sa.Engine) -> None:
+    engine = open_engine(keeping())
+    with pytest.raises(SourceError, match="no column 'op'"):
+        engine.ingest("things", PostgresChanges(changing, "things", slot="follow"))
+    other = open_engine(keeping("id BIGINT NOT NULL, op VARCHAR, colour VARCHAR"))
+    with pytest.raises(SourceError, match="the table has no colour and the stream has no name, weight, on_day"):
+        other.ingest("things", PostgresChanges(changing, "things", slot="follow"))
+    with pytest.raises(SourceError, match="there is no table nothing"):
+        other.ingest("things", PostgresChanges(changing, "nothing", slot="follow"))
+    with pytest.raises(SourceError, match="reads PostgreSQL"):
+        PostgresChanges("sqlite://", "things", slot="follow")
+    source = PostgresChanges(changing, "things", slot="follow", ignore_unknown=True)
+    with pytest.raises(SourceError, match="the table has no colour"):
+        other.ingest("things", source)
+
+
+def test_a_server_that_dies_is_connected_to_again(
+    open_engine: Open, postgres: PostgresServer, changing: sa.Engine
+) -> None:
+    engine = open_engine(following())
+    ingestion = engine.ingest("changes", PostgresChanges(postgres.url, "things", slot="follow"), "in", background=True)
+    insert(changing, 1)
+    changing.dispose()
+    postgres.kill()
+    postgres.start()
+    insert(changing, 2)
+    seen = set()
+    with engine.subscribe("seen") as following_seen:
+        seen |= {row.id for row in engine.query("SELECT id FROM copy").rows}
+        while seen != {1, 2}:
+            batch = following_seen.get(60)
+            assert batch is not None, ingestion
+            seen |= {row.id for row in batch}
+    ingestion.close()
+    assert engine.query("SELECT count(*) FROM copy").scalar() == 2

@@ -1,0 +1,161 @@
+"""Which way an evaluation goes, with a timer that says what things cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from plan_cases import RELATION, columns_of, spec_of
+
+from tidegate.streams.windows.choosing import FORGOTTEN
+from tidegate.streams.windows.functions import Extent, Whole
+from tidegate.streams.windows.local import HERE, PROCESSES, THREADS, Way
+from tidegate.streams.windows.patterns import Sequential, WindowFarm
+from tidegate.streams.windows.plan import Plan
+from tidegate.streams.windows.tasks import Outcome, Task, Work, carry_out
+
+
+class Machine:
+    """A backend on which everything takes the time it is told, and the timer that shows it."""
+
+    replicas = 1
+    place = "a machine"
+
+    def __init__(self, cost_s: float, threads: float = 1.0, processes: float = 1.0) -> None:
+        self.now = 0.0
+        self.cost_s = cost_s
+        self.speedup = {HERE: 1.0, THREADS: threads, PROCESSES: processes}
+        self.ran: list[tuple[str, int, int]] = []  # way, workers, tasks
+        self.notes: list[str] = []
+        self.started = self.ready = False
+
+    def timer(self) -> float:
+        return self.now
+
+    def spend(self, extent: Extent) -> int:
+        """The window function."""
+        self.now += self.cost_s
+        return extent.number
+
+    def ways(self, work: Work) -> Sequence[Way]:
+        return [
+            Way(HERE),
+            Way(THREADS, 0.003),
+            Way(PROCESSES, 0.025, 0.0 if self.ready else 1.0, self.started and not self.ready),
+        ]
+
+    def workers(self, asked: int) -> int:
+        return asked
+
+    def start(self, way: str, workers: int) -> None:
+        assert not self.started
+        self.started = True
+
+    def run(self, way: str, tasks: Sequence[Task], workers: int) -> list[Outcome]:
+        self.ran.append((way, workers, len(tasks)))
+        began = self.now
+        outcomes = [carry_out(task) for task in tasks]
+        self.now = began + (self.now - began) / self.speedup[way]
+        return outcomes
+
+    def close(self) -> None:
+        pass
+
+
+def plan_on(machine: Machine, pattern: Any = WindowFarm(2)) -> Plan:  # noqa: B008
+    return Plan(spec_of("session", Whole(machine.spend, "n BIGINT"), pattern), RELATION, machine, timer=machine.timer)
+
+
+def windows(count: int) -> list[Extent]:
+    columns = columns_of("ann", 10)
+    return [Extent(i, ("ann",), 0, 1, columns) for i in range(count)]
+
+
+def evaluate(plan: Plan, count: int) -> str:
+    assert plan.whole(windows(count)) == list(range(count))
+    return plan.decisions["whole"].way
+
+
+def test_little_work_stays_here_and_says_why() -> None:
+    machine = Machine(0.0001)
+    plan = plan_on(machine)
+    assert [evaluate(plan, 8) for _ in range(5)] == [HERE] * 5
+    assert not machine.ran
+    assert (
+        "windows   100 µs per window measured over 32 windows, 8 waiting: 800 µs of work, below the 3.0 ms at which "
+        "two threads pay: in this process" in plan.explain()
+    )
+
+
+def test_sequential_never_asks() -> None:
+    machine = Machine(1.0)
+    plan = plan_on(machine, Sequential())
+    assert evaluate(plan, 5) == HERE
+    assert not machine.ran
+    assert "1.0 s per window measured over 5 windows; one worker: in this process" in plan.explain()
+
+
+def test_threads_are_tried_and_kept_where_they_help() -> None:
+    machine = Machine(0.002, threads=1.9)
+    plan = plan_on(machine)
+    assert [evaluate(plan, 40) for _ in range(4)] == [THREADS] * 4
+    assert not machine.started  # as good as it gets: no need for processes
+    assert (
+        "measured per window: 2.0 ms in this process, 1.1 ms in threads: in two threads, 4 chunks each"
+        in plan.explain()
+    )
+
+
+def test_threads_are_given_up_where_they_do_not_help() -> None:
+    machine = Machine(0.0005, threads=0.8)
+    plan = plan_on(machine)
+    assert [evaluate(plan, 40) for _ in range(4)] == [THREADS, HERE, HERE, HERE]
+
+
+def test_processes_start_when_they_have_become_worth_it() -> None:
+    machine = Machine(0.01, threads=1.0, processes=1.7)
+    plan = plan_on(machine)
+    while not machine.started:
+        assert evaluate(plan, 20) in (HERE, THREADS)
+    assert 0.8 < machine.now < 1.3  # about what the start costs
+    assert evaluate(plan, 20) in (HERE, THREADS)  # not ready yet: nobody waits for them
+    machine.ready = True
+    assert [evaluate(plan, 20) for _ in range(3)] == [PROCESSES] * 3
+    assert machine.ran[-1] == (PROCESSES, 2, 8)
+    assert "in two processes, 4 chunks each" in plan.explain()
+    assert evaluate(plan, 2) != PROCESSES  # too little for them
+
+
+def test_processes_that_do_not_help_are_given_up_and_tried_again_later() -> None:
+    machine = Machine(0.01, threads=1.2, processes=0.5)
+    machine.started = machine.ready = True
+    plan = plan_on(machine)
+    ways = [evaluate(plan, 10) for _ in range(FORGOTTEN + 20)]
+    assert ways[:4] == [THREADS, PROCESSES, THREADS, THREADS]
+    assert ways[4:].count(PROCESSES) == 1
+
+
+def test_the_first_evaluation_does_not_wait_until_all_is_done() -> None:
+    """Two windows show what one costs; the others go where that says."""
+    machine = Machine(0.5, processes=2.0)
+    machine.started = machine.ready = True
+    plan = plan_on(machine)
+    evaluate(plan, 50)
+    assert machine.ran == [(THREADS, 2, 8)]
+
+
+def test_chunks_follow_the_work() -> None:
+    for cost, tasks in ((0.0005, 2), (0.002, 6), (0.01, 8)):
+        machine = Machine(cost)
+        evaluate(plan_on(machine), 17)
+        assert machine.ran == [(THREADS, 2, tasks)], cost
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_one_core_is_no_place_for_workers(workers: int) -> None:
+    machine = Machine(0.1)
+    machine.workers = lambda asked: workers  # type: ignore[method-assign]
+    plan = plan_on(machine)
+    assert (evaluate(plan, 10) == HERE) == (workers == 1)
+    assert ("one core: in this process" in plan.explain()) == (workers == 1)

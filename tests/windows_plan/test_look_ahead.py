@@ -1,0 +1,297 @@
+"""Looking ahead changes when windows are evaluated, and nothing else."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tidegate
+from tidegate import windows as w
+from tidegate.errors import DeclarationError, TidegateError
+from tidegate.streams.windows.foresight import Depth
+from tidegate.streams.windows.functions import Extent
+
+Open = Callable[..., tidegate.Engine]
+
+
+def summed(extent: Extent) -> tuple[int, int]:
+    return len(extent), int(extent["x"].sum())
+
+
+def added(panes: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    return sum(n for n, _ in panes), sum(total for _, total in panes)
+
+
+def refuses_sevens(extent: Extent) -> tuple[int, int]:
+    n, total = summed(extent)
+    if total % 7 == 0:
+        raise ArithmeticError(f"{total} in window {extent.number}")
+    return n, total
+
+
+FORMS = {
+    "whole": w.whole(summed, "n BIGINT, total BIGINT"),
+    "decomposed": w.decomposed(summed, added, "n BIGINT, total BIGINT"),
+}
+KINDS: dict[str, dict[str, Any]] = {
+    "count": {"count": 6, "slide": 2},
+    "time": {"time": 6, "slide": 2, "on": "x"},
+    "arrival": {"time": "2s", "slide": "1s"},
+    "session": {"session": 3, "on": "x", "by": "k"},
+}
+
+
+def app_of(compute: Any, kind: str = "count", *, key: str | None = None, aborts: int = 0, **more: Any) -> tidegate.App:
+    """Keeps every result; a batch whose first x is divisible by ``aborts`` is aborted."""
+    app = tidegate.App("ahead")
+    app.table(
+        "CREATE TABLE kept (batch BIGINT, k INTEGER, number BIGINT, n BIGINT, total BIGINT, PRIMARY KEY (batch, k, number))"
+    )
+    app.stream("points", "k INTEGER, x BIGINT NOT NULL", border=True, key=key)
+    made = tidegate.window("points", **KINDS[kind], compute=compute, backend=more.pop("backend", "auto"))
+
+    @app.procedure(inputs="points", writes=["kept"], windows={"recent": made}, on_failure="dead_letter", **more)
+    def keep(txn: tidegate.Transaction, points: tidegate.Batch) -> None:
+        if aborts and points[0].x % aborts == 0:
+            txn.abort("not this one")
+        for place, row in enumerate(txn.window("recent").results):
+            txn.insert("kept", (txn.batch_id, points[0].k, row.window_number * 100 + place, row.n, row.total))
+
+    return app
+
+
+def rows_of(number: int) -> list[tuple[int, int]]:
+    return [(i % 3, i * 7 % 5 + 2 * i) for i in range(number)]
+
+
+def kept(engine: tidegate.Engine) -> list[Any]:
+    return [tuple(row) for row in engine.query("SELECT * FROM kept ORDER BY ALL")]
+
+
+def state_of(engine: tidegate.Engine) -> Any:
+    states = engine.runtime.programs["keep"].windows["recent"]
+    return {key: (state.contents(), state.fired) for key, state in states.items()}
+
+
+def ahead_of(engine: tidegate.Engine) -> Any:
+    return engine.runtime.programs["keep"].ahead["recent"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "form", "key"),
+    [(kind, form, "k" if (i + j) % 2 else None) for i, kind in enumerate(KINDS) for j, form in enumerate(FORMS)],
+)
+@pytest.mark.parametrize("aborts", [0, 3], ids=["all commit", "some abort"])
+def test_the_same_as_without(
+    kind: str, form: str, key: str | None, aborts: int, engine_of: Open, open_engine: Open
+) -> None:
+    rows = rows_of(150)
+    plain = open_engine(app_of(FORMS[form], kind, key=key, aborts=aborts, backend="local"))
+    plain.feed("points", rows, size=5)
+    engine = engine_of(app_of(FORMS[form], kind, key=key, aborts=aborts))
+    engine.feed("points", rows, size=5)
+    engine.run_until_idle()
+    assert kept(engine) == kept(plain)
+    assert state_of(engine) == state_of(plain)
+    ahead = ahead_of(engine)
+    assert not ahead.pending
+    if engine.config.executor != "threads":  # which may have been fast enough for nothing to wait
+        assert ahead.used > 0
+        assert bool(ahead.voided) is bool(aborts)
+
+
+def test_what_a_function_raises_stays_with_its_batch(engine_of: Open, open_engine: Open) -> None:
+    """The windows of one batch raise; those around it are foreseen together with it."""
+
+    def letters(engine: tidegate.Engine) -> list[Any]:
+        return [tuple(r) for r in engine.query("SELECT batch_id, error FROM tidegate.dead_letters ORDER BY batch_id")]
+
+    plain = open_engine(app_of(w.whole(refuses_sevens, "n BIGINT, total BIGINT"), backend="local"))
+    engine = engine_of(app_of(w.whole(refuses_sevens, "n BIGINT, total BIGINT")))
+    for one in (plain, engine):
+        one.feed("points", rows_of(120), size=2)
+        one.run_until_idle()
+    assert kept(engine) == kept(plain)
+    assert letters(engine) == letters(plain)
+    assert len(letters(engine)) > 3
+
+
+def test_batches_of_one_push_by_key_are_foreseen_together(open_engine: Open) -> None:
+    app = app_of(FORMS["whole"], key="k")
+    engine = open_engine(app)
+    for start in range(0, 400, 40):
+        engine.push("points", [(i % 20, i) for i in range(start, start + 40)])
+    ahead = ahead_of(engine)
+    assert ahead.used > 150
+    assert ahead.evaluations < ahead.used / 3
+
+
+def test_a_retry_takes_what_was_foreseen(open_engine: Open) -> None:
+    app = app_of(FORMS["whole"], retries=1)
+    failed: set[int] = set()
+    keep = app.procedures["keep"].function
+
+    def flaky(txn: tidegate.Transaction, points: tidegate.Batch) -> None:
+        if txn.batch_id not in failed:
+            failed.add(txn.batch_id or 0)
+            raise OSError("once")
+        keep(txn, points)
+
+    object.__setattr__(app.procedures["keep"], "function", flaky)
+    engine = open_engine(app)
+    engine.feed("points", rows_of(60), size=2)
+    assert len(failed) == 30
+    assert ahead_of(engine).used >= 28
+    assert ahead_of(engine).voided == 0
+
+
+@pytest.mark.parametrize("fed", [True, False], ids=["fed", "pushed"])
+def test_recovery_looks_ahead_too(tmp_path: Path, open_engine: Open, fed: bool) -> None:
+    app = app_of(FORMS["decomposed"], aborts=7)
+    engine = open_engine(app, tmp_path / "data")
+    rows = rows_of(90)
+    if fed:
+        engine.feed("points", rows, size=3)
+    else:
+        for start in range(0, 90, 3):
+            engine.push("points", rows[start : start + 3])
+        engine.durable.sync()  # type: ignore[union-attr]
+    expected, states = kept(engine), state_of(engine)
+    engine.abandon()
+    again = open_engine(app, tmp_path / "data")
+    assert again.recovery.records
+    assert kept(again) == expected
+    assert state_of(again) == states
+    assert ahead_of(again).used > 10
+    again.feed("points", rows_of(30), size=3)
+    assert len(kept(again)) > len(expected)
+
+
+def test_results_come_in_order_while_the_next_are_worked_out(open_engine: Open) -> None:
+    """The evaluation of later batches is held up; the transactions of those before it go on."""
+    held, begun = threading.Event(), threading.Event()
+
+    def waits(extent: Extent) -> tuple[int, int]:
+        if extent.number == 60 and threading.current_thread() is not threading.main_thread():
+            begun.set()
+            assert held.wait(30)
+        return summed(extent)
+
+    app = app_of(w.whole(waits, "n BIGINT, total BIGINT"))
+    keep, seen = app.procedures["keep"].function, []
+
+    def watched(txn: tidegate.Transaction, points: tidegate.Batch) -> None:
+        keep(txn, points)
+        seen.append(txn.batch_id)
+        if begun.is_set():
+            held.set()  # this transaction ended although that evaluation has not
+
+    object.__setattr__(app.procedures["keep"], "function", watched)
+    engine = open_engine(app)
+    engine.feed("points", rows_of(400), size=2)
+    assert begun.is_set()
+    assert held.is_set()
+    assert seen == list(range(1, 201))
+
+
+def test_a_slow_source_is_not_waited_for(open_engine: Open, clock: Any) -> None:
+    """Feed reads ahead for as long as results may take, not until there is enough to look ahead to."""
+    engine = open_engine(app_of(FORMS["whole"]))
+    ahead_of(engine).depth.now = 256
+    found: list[int] = []
+
+    def rows() -> Any:
+        for i in range(600):
+            clock.advance(0.1)
+            found.append(len(kept(engine)) if i == 400 else 0)
+            yield i % 3, i
+
+    engine.feed("points", rows(), size=50)
+    assert max(found) > 50
+    assert len(kept(engine)) == 298
+
+
+def test_interior_streams_say_why_not(open_engine: Open) -> None:
+    app = tidegate.App("two_steps")
+    app.stream("raw", "x BIGINT NOT NULL", border=True)
+    app.stream("clean", "x BIGINT NOT NULL")
+    made = tidegate.window("clean", count=4, compute=FORMS["whole"], backend="auto")
+
+    @app.procedure(inputs="raw", outputs="clean")
+    def pass_on(txn: tidegate.Transaction, raw: tidegate.Batch) -> None:
+        txn.emit("clean", list(raw))
+
+    @app.procedure(inputs="clean", windows={"recent": made})
+    def look(txn: tidegate.Transaction, clean: tidegate.Batch) -> None: ...
+
+    engine = open_engine(app)
+    engine.feed("raw", [(i,) for i in range(20)], size=2)
+    assert "none: batches of clean are known only when their turn has come" in engine.plan("look.recent").explain()
+
+
+def test_explain_and_the_system_view_tell_what_came_of_it(open_engine: Open) -> None:
+    engine = open_engine(app_of(FORMS["whole"]), look_ahead=8)
+    engine.feed("points", rows_of(200), size=2)
+    told = engine.plan("keep.recent").explain()
+    assert "8 allowed, results within 1 s" in told
+    assert "by measured cost" in told
+    (row,) = engine.query("SELECT * FROM tidegate.evaluations")
+    assert (row.procedure, row.name, row.backend) == ("keep", "recent", "auto")
+    assert row.foreseen == ahead_of(engine).foreseen > 50
+    assert row.used == ahead_of(engine).used
+    assert row.takeovers == 0
+
+
+def test_without_such_windows_nothing_is_kept(open_engine: Open) -> None:
+    engine = open_engine(app_of(FORMS["whole"], backend="local"))
+    assert engine.runtime.ahead is None
+    assert not engine.runtime.programs["keep"].ahead
+    engine = open_engine(app_of(FORMS["whole"]), look_ahead=1)
+    assert engine.runtime.ahead is None
+
+
+def test_the_depth_follows_the_backlog_and_the_target() -> None:
+    depth = Depth(limit=64, target_s=1.0, first=4)
+    assert depth.of(1) == 1
+    assert depth.of(100) == 4
+    depth.took(2, 0.01)  # fewer were waiting than allowed: that says nothing about more
+    assert depth.now == 4
+    for expected in (8, 16, 32):
+        depth.took(depth.now, 0.1)
+        assert depth.now == expected
+    depth.took(32, 0.8)  # 40 would fit
+    assert depth.now == 40
+    depth.took(40, 4.0)  # four times too slow
+    assert depth.now == 10
+    depth.took(10, 1.1)
+    assert depth.now == 9
+    for _ in range(10):
+        depth.took(depth.now, 0.001)
+    assert depth.now == 64
+    depth.took(64, 1e9)
+    assert depth.now == depth.of(50) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"backend": "cloud", "compute": {"n": w.count()}}, "backend must be 'local', 'spark' or 'auto', got 'cloud'"),
+        ({"backend": "spark"}, "compute= is missing"),
+        ({"max_delay": "1s"}, "compute= is missing"),
+        ({"max_delay": "soon", "compute": {"n": w.count()}}, "soon"),
+    ],
+)
+def test_declarations_that_make_no_sense(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(DeclarationError, match=words):
+        tidegate.window("points", count=2, **given)
+
+
+def test_settings_that_make_no_sense() -> None:
+    with pytest.raises(TidegateError, match="config backend='cloud'"):
+        tidegate.Config(backend="cloud")  # type: ignore[arg-type]
+    with pytest.raises(TidegateError, match="look_ahead must be a positive whole number"):
+        tidegate.Config(look_ahead=0)

@@ -1,0 +1,54 @@
+"""What commands share: where they print, and options they have in common."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from tidegate.errors import TidegateError
+
+if TYPE_CHECKING:
+    from tidegate.client import Client
+
+console = Console()
+told = Console(stderr=True)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text for people.")]
+Url = Annotated[str, typer.Option("--url", envvar="TIDEGATE_URL", help="The server.")]
+TokenOption = Annotated[
+    str | None,
+    typer.Option("--token", envvar="TIDEGATE_TOKEN", help="A token, if the server wants one.", show_envvar=True),
+]
+LOCAL = "http://127.0.0.1:8080"
+
+
+def print_json(value: Any) -> None:
+    typer.echo(json.dumps(value, default=str))
+
+
+def client_of(url: str, token: str | None) -> Client:
+    """A client that says at once when nobody answers."""
+    import tidegate
+
+    return tidegate.connect(url, token, retry_s=0.0, verify=os.environ.get("TIDEGATE_CA") or True)
+
+
+def parsed(text: str, what: str) -> Any:
+    """JSON that was typed, or an error that says what was expected."""
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise TidegateError(f"{what} is no JSON ({error}): {text[:200]!r}") from None
+
+
+def need_server() -> None:
+    """The server's packages are optional; say so before an import fails."""
+    from importlib.util import find_spec
+
+    missing = [name for name in ("starlette", "uvicorn", "prometheus_client", "httptools") if find_spec(name) is None]
+    if missing:
+        raise TidegateError(f"the server needs {', '.join(missing)}; pip install 'tidegate[server]'")

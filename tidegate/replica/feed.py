@@ -1,0 +1,168 @@
+"""The engine's side of the feed: every merge, as Arrow, to the replica; the whole base first and whenever it fell behind."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tidegate.replica.frames import Kind, pack, to_ipc
+from tidegate.storage.base import arrow_table
+from tidegate.views import VIEWS
+
+if TYPE_CHECKING:
+    from tidegate.engine import Engine
+    from tidegate.storage.base import Delta
+    from tidegate.storage.schema import TableSchema
+
+log = logging.getLogger("tidegate.replica")
+
+PENDING_ROWS = 1_000_000  # beyond this much unsent the whole base is sent instead
+FRAME_ROWS = 50_000
+SYSTEM = "tidegate_"  # how the relations of system views are called inside
+
+
+class _Merged(NamedTuple):
+    deltas: Mapping[TableSchema, Delta]
+    position: int
+    rows: int
+
+
+class Feed:
+    """Hears of merges while it is attached, and turns them into frames when asked for the next one.
+
+    Listening costs the merge an append to a queue: the changes are Arrow already. Whoever sends the frames packs them.
+    When the sender can't keep up, the queue is dropped and the next frames are a copy of the whole base: memory is bounded,
+    and a copy is always right.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._pending: deque[_Merged] = deque()
+        self._rows = 0
+        self._stale = True  # the replica needs a whole copy
+        self._number = 0
+        self.news = threading.Condition()
+        self.position = 0  # of the last merge heard of
+
+    def attach(self) -> None:
+        """Hear of every merge from now on."""
+        self._engine.merger.in_background()
+        self._engine.database.merge_listeners.append(self._merged)
+
+    def hasten(self, refresh_s: float) -> int:
+        """Somebody asks: have a merge at least every ``refresh_s`` seconds. Returns the position that is new enough."""
+        try:
+            self._engine.merger.merge_if_older(refresh_s)
+            self._engine.merger.in_background(refresh_s)
+        except Exception:  # a full disk, or the engine is closing: whoever works is told
+            log.debug("no merge for the query replica", exc_info=True)
+        return self.position
+
+    def rest(self) -> None:
+        """Nobody asks: merges at the replica's pace would be for nobody."""
+        self._engine.merger.in_background()
+
+    def detach(self) -> None:
+        listeners = self._engine.database.merge_listeners
+        if self._merged in listeners:
+            listeners.remove(self._merged)
+            self.rest()
+        with self.news:
+            self.news.notify_all()
+
+    def start_over(self) -> None:
+        """A new replica: it has nothing, and nobody has asked it yet."""
+        self.rest()
+        with self.news:
+            self._stale = True
+            self.news.notify_all()
+
+    def _merged(self, deltas: Mapping[TableSchema, Delta], facts: Mapping[str, Any]) -> None:
+        rows = sum(part.num_rows for delta in deltas.values() for part in delta if part is not None)
+        with self.news:
+            self.position = int(facts.get("sequence", 0))
+            if self._stale:
+                return
+            self._pending.append(_Merged(deltas, self.position, rows))
+            self._rows += rows
+            if self._rows > PENDING_ROWS:
+                self._stale = True
+                self._pending.clear()
+            self.news.notify_all()
+
+    def has_news(self) -> bool:
+        """Something waits to be sent. The caller holds ``news``."""
+        return self._stale or bool(self._pending)
+
+    def frames(self) -> Iterator[bytes]:
+        """What is to be sent now: merges, or a whole copy."""
+        with self.news:
+            stale = self._stale
+            merged = None if stale or not self._pending else self._pending.popleft()
+            if merged is not None:
+                self._rows -= merged.rows
+        if stale:
+            yield from self._whole()
+        elif merged is not None:
+            yield from self._delta(merged)
+
+    def _whole(self) -> Iterator[bytes]:
+        """The base as it is, in one piece: no merge meanwhile. Work goes on; what it changes is merged after."""
+        database = self._engine.database
+        with self._engine.merger.paused():
+            with self.news:
+                self._stale = False
+                self._pending.clear()
+                self._rows = 0
+                self._number += 1
+                self.position = database.base.sequence()
+            yield pack(Kind.BEGIN, {"number": self._number, "position": self.position, "fresh": True})
+            for table in database.tables.values():
+                for batch in database.base.batches(table.schema):
+                    yield pack(Kind.INSERT, {"table": table.name}, to_ipc(batch))
+        yield pack(Kind.PUBLISH)
+
+    def _delta(self, merged: _Merged) -> Iterator[bytes]:
+        self._number += 1
+        yield pack(Kind.BEGIN, {"number": self._number, "position": merged.position, "fresh": False})
+        for schema, delta in merged.deltas.items():
+            for kind, part in ((Kind.DELETE, delta.deleted), (Kind.INSERT, delta.inserted)):
+                if part is not None:
+                    for start in range(0, part.num_rows, FRAME_ROWS):
+                        yield pack(kind, {"table": schema.name}, to_ipc(part.slice(start, FRAME_ROWS)))
+        yield pack(Kind.PUBLISH)
+
+
+def described(engine: Engine) -> dict[str, Any]:
+    """The tables and system views, as the replica needs to know them."""
+    return {
+        "tables": [
+            {
+                "name": schema.name,
+                "columns": [[c.name, c.type.sql, c.nullable, c.default] for c in schema.columns],
+                "primary_key": list(schema.primary_key),
+                "indexes": [[index.name, list(index.columns), index.unique] for index in schema.indexes],
+            }
+            for schema in engine.app.tables.values()
+        ],
+        "views": [
+            {"name": name.removeprefix(SYSTEM), "columns": [[c.name, c.type.sql] for c in view.relation.columns]}
+            for name, view in VIEWS.items()
+        ],
+    }
+
+
+def view_frames(engine: Engine, names: list[str], request: int) -> Iterator[bytes]:
+    """System views as they are now."""
+    taken = []
+    with engine.lock:
+        if not engine.closed:
+            for name in names:
+                view = VIEWS[SYSTEM + name]
+                taken.append((name, view.relation, [tuple(row) for row in view.rows(engine)]))
+    for name, relation, rows in taken:
+        yield pack(Kind.VIEW, {"view": name}, to_ipc(arrow_table(relation, rows)))
+    yield pack(Kind.VIEWED, {"request": request})

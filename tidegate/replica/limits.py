@@ -1,0 +1,42 @@
+"""What SQL from outside may use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tidegate.errors import TidegateError
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds on the query replica and on every query in it. They hold against hostile SQL: what can't be stopped is killed.
+
+    ``timeout_s``: from the first byte of a query's work to its last row handed over; a client may ask for less, never
+    for more. ``grace_s``: how long a query that was told to stop may go on before the replica is killed and restarted.
+    ``memory_mb``: of the replica process, its copy of the tables included; beyond it the replica is killed.
+    ``rows``: of one answer. ``running``: queries at work at the same time, others wait their turn.
+    ``connections``: open PostgreSQL connections. ``statement_bytes``: the longest SQL text.
+    ``refresh_s``: how far the replica may lie behind the engine while somebody asks it. A replica that nobody has asked for
+    a while does not hasten merges; the first question after that waits for one.
+    ``history_merges``, ``history_rows``: how many merged states, and how many replaced rows in all, are kept for AS OF.
+    ``threads``: DuckDB's threads in the replica, shared by all queries.
+    """
+
+    timeout_s: float = 60.0
+    grace_s: float = 3.0
+    memory_mb: int = 2_048
+    rows: int = 10_000_000
+    running: int = 8
+    connections: int = 256
+    statement_bytes: int = 1 << 20
+    refresh_s: float = 1.0
+    history_merges: int = 100
+    history_rows: int = 1_000_000
+    threads: int = 2
+
+    def __post_init__(self) -> None:
+        for name in self.__dataclass_fields__:
+            value = getattr(self, name)
+            least = 0 if name.startswith("history") else 256 if name == "memory_mb" else 1e-3
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value:
+                raise TidegateError(f"limit {name} must be a number of at least {least:g}, got {value!r}")

@@ -1,0 +1,279 @@
+"""The replica's own copy of the tables: a DuckDB database in memory, written by the feed, read by everybody else.
+
+A merge is one DuckDB transaction, so a reader sees the state of one merge, and reads that merge's position in the same
+snapshot. For ``AS OF``, what a merge replaces is kept beside the table: per merge and key the row as it was, or that
+there was none. The state after merge m is then: rows whose key no later merge has touched, and for the others what the
+first later merge found. Queries of the newest state pay nothing for that.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import duckdb
+import pyarrow as pa
+
+from tidegate.errors import QueryFailed
+from tidegate.storage.ddl import quote
+
+LOCKED_DOWN = {
+    "enable_external_access": "false",
+    "autoload_known_extensions": "false",
+    "autoinstall_known_extensions": "false",
+    "allow_community_extensions": "false",
+    "allow_unsigned_extensions": "false",
+    "python_enable_replacements": "false",
+    "temp_directory": "",
+}
+HISTORY = "tg_history"
+AS_OF = "tg_as_of"
+FRONTIER = "SELECT number, position, oldest_number FROM tidegate.frontier"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table as the engine declares it: columns are (name, SQL type, nullable, default)."""
+
+    name: str
+    columns: tuple[tuple[str, str, bool, str | None], ...]
+    primary_key: tuple[str, ...] = ()
+    indexes: tuple[tuple[str, tuple[str, ...], bool], ...] = ()
+
+    @property
+    def ddl(self) -> str:
+        return ", ".join(f"{quote(name)} {kind}" for name, kind, *_ in self.columns)
+
+    def cast(self, alias: str, names: Iterable[str]) -> str:
+        """Transported columns in their declared types."""
+        kinds = {name: kind for name, kind, *_ in self.columns}
+        return ", ".join(f"CAST({alias}.{quote(name)} AS {kinds[name]}) AS {quote(name)}" for name in names)
+
+    def same_key(self, left: str, right: str) -> str:
+        return " AND ".join(f"{left}.{quote(n)} = {right}.{quote(n)}" for n in self.primary_key)
+
+
+FRONTIER_COLUMNS = tuple((name, "BIGINT", True, None) for name in ("number", "position", "oldest_number", "oldest"))
+
+
+class State(NamedTuple):
+    """A merged state: the number of the merge, the position it stands for, and what it replaced."""
+
+    number: int
+    position: int
+    rows: int
+
+
+def tables_of(described: Sequence[dict[str, Any]]) -> dict[str, Table]:
+    """Tables as they were described by the engine's side (:func:`tidegate.replica.feed.described`)."""
+    return {
+        d["name"]: Table(
+            d["name"],
+            tuple((c[0], c[1], *(c[2:] or (True, None))) for c in d["columns"]),
+            tuple(d.get("primary_key", ())),
+            tuple((name, tuple(columns), unique) for name, columns, unique in d.get("indexes", ())),
+        )
+        for d in described
+    }
+
+
+class Mirror:
+    """The database. One thread feeds it; readers take a cursor each."""
+
+    def __init__(
+        self,
+        tables: dict[str, Table],
+        views: dict[str, Table],
+        memory_mb: int,
+        threads: int,
+        history_merges: int,
+        history_rows: int,
+    ) -> None:
+        self.tables = tables
+        self.views = {**views, "frontier": Table("frontier", FRONTIER_COLUMNS)}
+        self.connection = duckdb.connect(
+            ":memory:", config={**LOCKED_DOWN, "memory_limit": f"{memory_mb}MB", "threads": str(threads)}
+        )
+        self._copying = threading.Lock()
+        self._keep, self._keep_rows = history_merges, history_rows
+        self._writer = self.connection.cursor()
+        self._states: deque[State] = deque()  # newest last; the last one is the frontier
+        self._merging: State | None = None
+        self._replaced = 0
+        self._as_of: set[tuple[int, str]] = set()
+        self._declare()
+        self.system = self.connection.cursor()  # for what the replica itself looks up
+
+    def _declare(self) -> None:
+        run = self.connection.execute
+        run("SET TimeZone = 'UTC'")
+        for schema in ("public", "tidegate", HISTORY, AS_OF):
+            run(f"CREATE SCHEMA {schema}")
+        run(f"CREATE TABLE tidegate.frontier ({self.views['frontier'].ddl})")
+        run("INSERT INTO tidegate.frontier VALUES (0, 0, 0, 0)")
+        for table in self.tables.values():
+            name = quote(table.name)
+            run(f"CREATE TABLE main.{name} ({table.ddl})")
+            run(f"CREATE VIEW public.{name} AS FROM main.{name}")
+            run(f'CREATE TABLE {HISTORY}.{name} ("tg:merge" BIGINT, "tg:absent" BOOLEAN, {table.ddl})')
+        for view in self.views.values():
+            if view.name != "frontier":
+                run(f"CREATE TABLE tidegate.{quote(view.name)} ({view.ddl})")
+
+    def lock_down(self) -> None:
+        """No setting changes after this."""
+        self.connection.execute("SET lock_configuration = true")
+
+    def cursor(self) -> duckdb.DuckDBPyConnection:
+        """A connection of its own for one query (a shared one returns wrong results silently)."""
+        with self._copying:
+            return self.connection.cursor()
+
+    # ---- the feed
+
+    def begin(self, number: int, position: int, fresh: bool) -> None:
+        """A merge starts; nothing of it is seen before :meth:`publish`."""
+        self._writer.execute("BEGIN TRANSACTION")
+        self._merging, self._replaced = State(number, position, 0), 0
+        if fresh:
+            self._states.clear()
+            for table in self.tables.values():
+                self._writer.execute(f"DELETE FROM main.{quote(table.name)}")
+                self._writer.execute(f"DELETE FROM {HISTORY}.{quote(table.name)}")
+
+    def delete(self, name: str, keys: pa.Table) -> None:
+        """Rows with these keys are gone, or follow anew."""
+        table, target = self.tables[name], f"main.{quote(name)}"
+        self._show(keys)
+        keyed = f"(SELECT {table.cast('d', table.primary_key)} FROM tg_delta d) k"
+        if self._keep:
+            self._remember(
+                f"INSERT INTO {HISTORY}.{quote(name)} SELECT {self._number}, false, t.* FROM {target} t "
+                f"SEMI JOIN {keyed} ON {table.same_key('t', 'k')}"
+            )
+        self._writer.execute(f"DELETE FROM {target} t USING {keyed} WHERE {table.same_key('t', 'k')}")
+        self._writer.unregister("tg_delta")
+
+    def insert(self, name: str, rows: pa.Table) -> None:
+        table, target = self.tables[name], f"main.{quote(name)}"
+        self._show(rows)
+        names = [column[0] for column in table.columns]
+        given = f"(SELECT {table.cast('d', names)} FROM tg_delta d) r"
+        if self._keep and self._states:
+            keys = ", ".join(quote(n) for n in table.primary_key)
+            self._remember(
+                f'INSERT INTO {HISTORY}.{quote(name)} ("tg:merge", "tg:absent", {keys}) SELECT {self._number}, true, '
+                f'{keys} FROM {given} ANTI JOIN (FROM {HISTORY}.{quote(name)} WHERE "tg:merge" = {self._number}) h '
+                f"ON {table.same_key('r', 'h')}"
+            )
+        self._writer.execute(f"INSERT INTO {target} FROM {given}")
+        self._writer.unregister("tg_delta")
+
+    def publish(self) -> State:
+        """The merge is complete: from now on it is what queries see."""
+        assert self._merging is not None
+        state = self._merging._replace(rows=self._replaced)
+        forgotten = self._forget(state)
+        oldest = self._states[0] if self._states else state
+        self._writer.execute("DELETE FROM tidegate.frontier")
+        self._writer.execute(
+            "INSERT INTO tidegate.frontier VALUES (?, ?, ?, ?)",
+            [state.number, state.position, oldest.number, oldest.position],
+        )
+        self._writer.execute("COMMIT")
+        self._states.append(state)
+        self._merging = None
+        if forgotten:
+            self._drop_views(oldest.number)
+        return state
+
+    @property
+    def _number(self) -> int:
+        assert self._merging is not None
+        return self._merging.number
+
+    def _show(self, table: pa.Table) -> None:
+        self._writer.register("tg_delta", table)
+
+    def _remember(self, sql: str) -> None:
+        self._replaced += self._writer.execute(sql).fetchall()[0][0]
+
+    def _forget(self, newest: State) -> bool:
+        """Let go of the oldest states when there are too many, or too much is kept for them."""
+        kept = sum(state.rows for state in [*self._states, newest][1:])  # nothing is kept to get behind the oldest
+        before = len(self._states)
+        while self._states and (len(self._states) > self._keep or kept > self._keep_rows):
+            self._states.popleft()
+            # what the next one replaced is needed only to get back to the state just dropped
+            kept -= (self._states[0] if self._states else newest).rows
+        if len(self._states) == before:
+            return False
+        oldest = self._states[0] if self._states else newest
+        for table in self.tables.values():
+            self._writer.execute(f'DELETE FROM {HISTORY}.{quote(table.name)} WHERE "tg:merge" <= {oldest.number}')
+        return True
+
+    def show_view(self, name: str, rows: pa.Table) -> None:
+        """Replace what a system view shows."""
+        view = self.views[name]
+        self._show(rows)
+        self._writer.execute("BEGIN TRANSACTION")
+        self._writer.execute(f"DELETE FROM tidegate.{quote(name)}")
+        columns = view.cast("d", [column[0] for column in view.columns])
+        self._writer.execute(f"INSERT INTO tidegate.{quote(name)} SELECT {columns} FROM tg_delta d")
+        self._writer.execute("COMMIT")
+        self._writer.unregister("tg_delta")
+
+    # ---- older states
+
+    @property
+    def frontier(self) -> State | None:
+        """The newest state; None before the first."""
+        return self._states[-1] if self._states else None
+
+    def state_at(self, position: int) -> State:
+        """The newest retained state that is not newer than ``position``."""
+        states = list(self._states)
+        if not states or position > states[-1].position:
+            at = states[-1].position if states else "nothing yet"
+            raise QueryFailed(
+                f"AS OF {position} is ahead of the replica, which is at {at}; ask again in a moment, or leave AS OF out",
+                sqlstate="22023",
+            )
+        found = next((state for state in reversed(states) if state.position <= position), None)
+        if found is None:
+            raise QueryFailed(
+                f"AS OF {position} is not retained any more: the replica keeps {len(states)} states, positions "
+                f"{states[0].position} to {states[-1].position}",
+                sqlstate="22023",
+            )
+        return found
+
+    def as_of(self, state: State, name: str) -> str:
+        """The name of a view of the table as it was in ``state``."""
+        table = self.tables[name]
+        view = f"{AS_OF}.{quote(f'{name}@{state.number}')}"
+        with self._copying:
+            if (state.number, name) not in self._as_of:
+                self.system.execute(f"CREATE OR REPLACE VIEW {view} AS {self._as_of_sql(table, state.number)}")
+                self._as_of.add((state.number, name))
+        return view
+
+    def _as_of_sql(self, table: Table, number: int) -> str:
+        columns = ", ".join(quote(column[0]) for column in table.columns)
+        keys = ", ".join(quote(n) for n in table.primary_key)
+        later = f'(FROM {HISTORY}.{quote(table.name)} WHERE "tg:merge" > {number})'
+        return (
+            f"SELECT {columns} FROM main.{quote(table.name)} t ANTI JOIN {later} h ON {table.same_key('t', 'h')} "
+            f'UNION ALL SELECT {columns} FROM (SELECT *, row_number() OVER (PARTITION BY {keys} ORDER BY "tg:merge") '
+            f'AS "tg:place" FROM {later} l) WHERE "tg:place" = 1 AND NOT "tg:absent"'
+        )
+
+    def _drop_views(self, oldest: int) -> None:
+        with self._copying:
+            for number, name in [entry for entry in self._as_of if entry[0] < oldest]:
+                self.system.execute(f"DROP VIEW IF EXISTS {AS_OF}.{quote(f'{name}@{number}')}")
+                self._as_of.discard((number, name))

@@ -1,0 +1,236 @@
+"""Connections of PostgreSQL clients: TLS, login, cancel requests; then a session each."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import itertools
+import logging
+import secrets
+import ssl
+import struct
+from collections.abc import Mapping
+
+from tidegate.errors import QueryFailed, QueryRefused
+from tidegate.replica.freshness import Freshness
+from tidegate.replica.limits import Limits
+from tidegate.replica.running import Work
+from tidegate.replica.sysviews import SystemViews
+from tidegate.replica.wire import messages as m
+from tidegate.replica.wire.scram import Exchange, Refused, Verifier, pretended
+from tidegate.replica.wire.session import Gone, Session
+from tidegate.replica.wire.settings import REPORTED, Settings
+
+log = logging.getLogger("tidegate.replica")
+
+DATABASE = "tidegate"
+LOGIN_S = 15.0
+ENTERING = 128  # connections that have not logged in; beyond, the oldest is cut off
+LONGEST_STARTUP = 10_000
+WRITE_AHEAD = 1 << 18  # bytes kept for a client that does not read fast enough
+FAREWELL = "57P01"
+
+
+class PostgresServer:
+    """Accepts clients, and knows their sessions."""
+
+    def __init__(
+        self,
+        work: Work,
+        views: SystemViews,
+        freshness: Freshness,
+        limits: Limits,
+        verifiers: Mapping[str, Verifier] | None,
+        tls: ssl.SSLContext | None,
+    ) -> None:
+        self._work = work
+        self._views = views
+        self._freshness = freshness
+        self._limits = limits
+        self._verifiers = verifiers
+        self._tls = tls
+        self._longest = limits.statement_bytes + (16 << 20)
+        self._sessions: dict[int, tuple[int, Session, asyncio.StreamReader, asyncio.StreamWriter]] = {}
+        self._entering: dict[asyncio.StreamWriter, None] = {}  # not logged in yet, oldest first
+        self._numbers = 0
+
+    @property
+    def connections(self) -> int:
+        """Sessions that are open."""
+        return len(self._sessions)
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection, from its first byte to its last."""
+        self._entering[writer] = None
+        if len(self._entering) > ENTERING:  # whoever comes to stay has logged in by now
+            oldest = next(iter(self._entering))
+            del self._entering[oldest]
+            oldest.transport.abort()
+        writer.transport.set_write_buffer_limits(WRITE_AHEAD)
+        try:
+            async with asyncio.timeout(LOGIN_S):
+                settings = await self._login(reader, writer)
+            self._entering.pop(writer, None)
+            if settings is not None and self.connections >= self._limits.connections:
+                told = f"too many connections, at most {self._limits.connections}; try again later"
+                writer.write(m.error(told, "53300", "FATAL"))
+            elif settings is not None:
+                await self._session(reader, writer, settings)
+        except m.Malformed as error:
+            writer.write(m.error(f"{error}; the connection is closed", "08P01", "FATAL"))
+        except (asyncio.IncompleteReadError, ConnectionError, ssl.SSLError, Gone, TimeoutError):
+            pass  # the client has gone
+        except Exception:
+            log.exception("a PostgreSQL session failed")
+            writer.write(m.error("internal error; the connection is closed", "XX000", "FATAL"))
+        finally:
+            self._entering.pop(writer, None)
+            writer.close()
+
+    # ---- login
+
+    async def _login(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Settings | None:
+        """The settings of a client that may come in; None for one that was sent away or only wanted to cancel."""
+        secure = False
+        while True:
+            size = struct.unpack(">i", await reader.readexactly(4))[0]
+            if not 8 <= size <= LONGEST_STARTUP:
+                raise m.Malformed("not a PostgreSQL client")
+            fields = m.Fields(await reader.readexactly(size - 4))
+            code = fields.uint32()
+            if code == m.SSL and not secure:
+                secure = await self._secured(reader, writer)
+            elif code == m.GSS:
+                writer.write(b"N")
+            elif code == m.CANCEL:
+                self._cancel(fields.uint32(), fields.uint32())
+                return None
+            else:
+                return await self._started(code, fields, secure, reader, writer)
+
+    async def _secured(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        if self._tls is None:
+            writer.write(b"N")
+            return False
+        if getattr(reader, "_buffer", b""):  # sent before it could be encrypted: someone in the middle
+            raise m.Malformed("data before the TLS handshake")
+        writer.write(b"S")
+        await writer.drain()
+        await writer.start_tls(self._tls)
+        return True
+
+    async def _started(
+        self, code: int, fields: m.Fields, secure: bool, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> Settings | None:
+        if code >> 16 != 3:
+            raise m.Malformed(f"protocol {code >> 16}.{code & 0xFFFF} is not spoken here, 3.0 is")
+        options: dict[str, str] = {}
+        while name := fields.string():
+            options[name] = fields.string()
+        if code & 0xFFFF or any(name.startswith("_pq_.") for name in options):
+            unknown = [name for name in options if name.startswith("_pq_.")]
+            body = b"".join(name.encode() + b"\0" for name in unknown)
+            writer.write(m.message(b"v", struct.pack(">ii", 0, len(unknown)) + body))
+        refusal = await self._refusal(options, secure, reader, writer)
+        if refusal is not None:
+            writer.write(m.error(*refusal, "FATAL"))
+            return None
+        settings = Settings()
+        for name, value in _startup_settings(options):
+            try:
+                settings.set(name, value)
+            except (QueryFailed, QueryRefused) as error:
+                writer.write(m.error(error.message, error.sqlstate, "FATAL"))
+                return None
+        return settings
+
+    async def _refusal(
+        self, options: dict[str, str], secure: bool, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> tuple[str, str] | None:
+        user = options.get("user", "")
+        if self._tls is not None and not secure:
+            return "this server is reached over TLS only; connect with sslmode=require (or verify-full)", "28000"
+        if self._verifiers is not None and not await self._authenticated(user, reader, writer):
+            return f'password authentication failed for user "{user}"', "28P01"
+        database = options.get("database") or user
+        if database != DATABASE:
+            return f'database "{database}" does not exist; the only one here is "{DATABASE}"', "3D000"
+        return None
+
+    async def _authenticated(self, user: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        assert self._verifiers is not None
+        exchange = Exchange(self._verifiers.get(user) or pretended(user))
+        writer.write(m.sasl_offer())
+        try:
+            fields = m.Fields(await self._password_message(reader))
+            if fields.string() != "SCRAM-SHA-256":
+                return False
+            size = fields.int32()
+            writer.write(m.sasl(11, exchange.first(fields.take(size))))
+            writer.write(m.sasl(12, exchange.final(await self._password_message(reader))))
+        except Refused:
+            return False
+        return user in self._verifiers
+
+    async def _password_message(self, reader: asyncio.StreamReader) -> bytes:
+        tag, size = struct.unpack(">ci", await reader.readexactly(5))
+        if tag != b"p" or not 4 <= size <= LONGEST_STARTUP:
+            raise m.Malformed("a password was expected")
+        return await reader.readexactly(size - 4)
+
+    # ---- sessions
+
+    async def _session(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, settings: Settings) -> None:
+        self._numbers += 1
+        number, secret = self._numbers, secrets.randbits(32)
+        session = Session(writer, self._work, self._views, self._freshness, settings)
+        self._sessions[number] = (secret, session, reader, writer)
+        writer.write(m.AUTHENTICATED)
+        for name in REPORTED:
+            writer.write(m.parameter_status(name, settings.show(name)))
+        writer.write(m.key_data(number, secret) + m.ready("I"))
+        try:
+            going = True
+            while going:
+                tag, size = struct.unpack(">ci", await reader.readexactly(5))
+                if not 4 <= size <= self._longest:
+                    raise m.Malformed(f"a message of {size} bytes; at most {self._longest} are taken")
+                going = await session.handle(tag, await reader.readexactly(size - 4))
+        finally:
+            del self._sessions[number]
+            session.end()
+
+    def _cancel(self, number: int, secret: int) -> None:
+        found = self._sessions.get(number)
+        if found is not None and hmac.compare_digest(struct.pack(">I", secret), struct.pack(">I", found[0])):
+            found[1].cancel(QueryFailed("canceling statement due to user request", sqlstate="57014"))
+
+    async def watch(self) -> None:
+        """Stop the queries of clients that have hung up."""
+        while True:
+            for _, session, reader, _ in list(self._sessions.values()):
+                if session.at_work and reader.at_eof():
+                    session.cancel(QueryFailed("the client has gone", sqlstate="57014"))
+            await asyncio.sleep(0.5)
+
+    def end_all(self, reason: str) -> None:
+        """Tell every client why this is the end."""
+        for _, _, _, writer in list(self._sessions.values()):
+            writer.write(m.error(reason, FAREWELL, "FATAL"))
+            writer.close()
+
+
+def _startup_settings(options: dict[str, str]) -> list[tuple[str, str]]:
+    """Settings in a startup message: as fields, and as ``-c name=value`` in ``options``."""
+    known = ("user", "database", "options", "replication")
+    found = [
+        (name, value.strip("'"))
+        for name, value in options.items()
+        if name not in known and not name.startswith("_pq_.")
+    ]
+    words = options.get("options", "").replace("-c", " -c ").split()
+    for flag, word in itertools.pairwise(words):
+        if flag == "-c" and "=" in word:
+            name, _, value = word.partition("=")
+            found.append((name, value))
+    return found

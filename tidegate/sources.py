@@ -1,0 +1,58 @@
+"""What a source of rows is: the protocol between an ingestion and the connectors that read from outside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tidegate.storage.schema import Relation
+
+
+@dataclass(frozen=True, slots=True)
+class Malformed:
+    """A record that can't become a row. ``place``: where it is in the source, the same whenever it is read."""
+
+    place: str
+    record: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Some rows of a source, in order; ``position`` is after them and after the malformed records among them.
+
+    ``place(i)``: where row i is in the source.
+    """
+
+    rows: Sequence[Any]
+    position: Any
+    malformed: Sequence[Malformed] = ()
+    place: Callable[[int], str] | None = None
+
+
+class Source(Protocol):
+    """Where rows come from. Called by one thread at a time."""
+
+    @property
+    def lag(self) -> int | None:
+        """How many records (or bytes, for files) are known to wait; None when that can't be known."""
+
+    @property
+    def finished(self) -> bool:
+        """True when there will never be more."""
+
+    def open(self, name: str, relation: Relation, position: Any) -> None:
+        """Connect, check that what is there fits ``relation``, and go to ``position`` (None: the beginning).
+
+        SourceError if that can't work, ``fatal`` when trying again won't help.
+        """
+
+    def poll(self, limit: int, timeout_s: float) -> Chunk | None:
+        """The next records, about ``limit`` at most; None when ``timeout_s`` seconds bring none."""
+
+    def committed(self, position: Any) -> None:
+        """Everything up to ``position`` is on disk here; the other side may forget it."""
+
+    def close(self) -> None:
+        """Let go of connections. It may be opened again."""

@@ -1,0 +1,103 @@
+"""What a replay keeps track of: its report, and how the executions it runs again end, against how they ended first."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+
+from tidegate.errors import RecoveryRefused
+from tidegate.txn.log.record import Executed
+from tidegate.txn.positions import describe
+from tidegate.txn.scheduler import Scheduler
+from tidegate.txn.ticket import Ticket
+from tidegate.txn.transaction import Transaction
+
+
+@dataclass
+class Report:
+    """What a recovery did."""
+
+    replayed: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    unlogged: list[Executed] = field(default_factory=list)  # failures of the replay that are still to be logged
+
+    @property
+    def records(self) -> int:
+        return sum(self.replayed.values())
+
+    def __str__(self) -> str:
+        counts = ", ".join(f"{count:,} {what}" for what, count in self.replayed.items())
+        told = [f"replayed {counts} in {self.seconds:.2f} s" if counts else "nothing to replay", *self.notes]
+        return "; ".join(told)
+
+
+class Unlogged:
+    """Failures that happen in a replay of mode weak without being in the log, whose end did not reach the disk.
+
+    They go into the log when the engine opens, so that the next replay repeats them.
+    """
+
+    mode = "weak"
+
+    def __init__(self) -> None:
+        self.records: list[Executed] = []
+        self.repeating = False  # the outcome at hand comes from the log
+
+    def committed(self, txn: Transaction) -> None:
+        pass
+
+    def ended(self, txn: Transaction, outcome: str, reason: str, parked: Iterable[int] = ()) -> None:
+        if not self.repeating and outcome != "aborted":
+            self.records.append(Executed(txn.position, outcome, txn.procedure, reason, parked=list(parked)))
+
+    def hold(self, tickets: Iterable[Ticket]) -> None:
+        pass
+
+    def to_log(self, scheduler: Scheduler) -> Iterator[Executed]:
+        """The records. What came while a dataflow was halted was put aside too: the next replay meets it before the halt."""
+        for record in self.records:
+            if record.outcome == "halted":
+                dataflow = scheduler.parked[record.position].unit.dataflow
+                behind = [
+                    at for at, e in scheduler.parked.items() if e.unit.dataflow == dataflow and at != record.position
+                ]
+                record = msgspec.structs.replace(record, parked=behind)
+            yield record
+
+
+class Repeats:
+    """Mode strong: how the executions of a chunk ended, in order. They run as when they were fed, and must end the same way."""
+
+    mode = "strong"
+
+    def __init__(self) -> None:
+        self.expected: deque[Executed] = deque()
+        self.running = False
+
+    def committed(self, txn: Transaction) -> None:
+        self.ended(txn, "committed", "")
+
+    def ended(self, txn: Transaction, outcome: str, reason: str, parked: Iterable[int] = ()) -> None:
+        if self.running:
+            record = self.expected.popleft() if self.expected else None
+            if record is None or record.position != txn.position or record.outcome != outcome:
+                raise differs(txn, record, f"{outcome}: {reason}" if reason else outcome)
+
+    def hold(self, tickets: Iterable[Ticket]) -> None:
+        pass
+
+
+def differs(txn: Transaction, record: Executed | None, now: str) -> RecoveryRefused:
+    """A procedure that ran again ended in another way."""
+    batch = "" if txn.batch_id is None else f" on batch {txn.batch_id}"
+    known = record is not None and record.position == txn.position
+    before = f"{record.outcome} when it first ran" if record is not None and known else "did not run before"
+    return RecoveryRefused(
+        f"{txn.unit.name}{batch} at position {describe(txn.position)} {before}, but now it {now}; its procedure does not do "
+        f"the same thing twice. Take time and chance from txn, or declare the app with recovery='effects'",
+        changed=[txn.procedure if record is None else record.procedure],
+    )
