@@ -30,7 +30,7 @@ from tidegate.dataflows.validation import (
     check_windows,
     unknown,
 )
-from tidegate.errors import DataError, DeclarationError
+from tidegate.errors import DataError, DeclarationError, StatementError
 from tidegate.storage.ddl import Scratch, from_sqlalchemy
 from tidegate.storage.schema import Relation, TableSchema
 from tidegate.storage.statements import Statement, prepare
@@ -75,7 +75,7 @@ class App:
         self.nested_groups: dict[str, Nested] = {}
         self.triggers: list[Trigger] = []
         self.scratch = Scratch()
-        self._statements: dict[Any, Statement] = {}
+        self._statements: dict[str | None, dict[Any, Statement]] = {}  # by whose windows they may read
 
     # ---- tables and streams
 
@@ -192,23 +192,46 @@ class App:
 
     def sql(self, statement: Any) -> Statement:
         """Prepare SQL text or a SQLAlchemy Core statement now, so that mistakes show now; run with ``txn.execute``."""
-        relations = {name: stream.relation for name, stream in self.streams.items()}
-        streams = dict(relations)
-        for procedure in self.procedures.values():
-            for window_name, spec in procedure.windows.items():
-                relations.setdefault(window_name, window_relation(spec, streams, window_name))
-        with self.scratch.lock:
-            for name in relations.keys() - self.streams.keys():
-                self.scratch.define_window(relations[name])
-            return prepare(statement, self.tables, relations, self.scratch)
+        return self._prepare(statement, None)
 
-    def statement(self, statement: Any) -> Statement:
-        """The prepared form of what ``txn.execute`` was given: prepared once, then remembered."""
+    def statement(self, statement: Any, windows_of: str | None = None) -> Statement:
+        """The prepared form of what ``txn.execute`` was given: prepared once, then remembered.
+
+        Windows are private to their procedure: two procedures may give theirs the same name and other columns, so
+        ``windows_of`` (a procedure that has windows) decides what such a name means.
+        """
         if isinstance(statement, Statement):
             return statement
-        found = self._statements.get(statement)
+        prepared = self._statements.setdefault(windows_of, {})
+        found = prepared.get(statement)
         if found is None:
-            found = self._statements[statement] = self.sql(statement)
+            found = prepared[statement] = self._prepare(statement, windows_of)
+        return found
+
+    def _prepare(self, statement: Any, windows_of: str | None) -> Statement:
+        windows = self._windows(windows_of)
+        relations = {name: stream.relation for name, stream in self.streams.items()}
+        relations |= {name: shapes[0] for name, shapes in windows.items()}
+        with self.scratch.lock:
+            for name in windows:
+                self.scratch.define_window(relations[name])
+            prepared = prepare(statement, self.tables, relations, self.scratch)
+        for name in sorted(prepared.relations & windows.keys()):
+            if any(shape.columns != windows[name][0].columns for shape in windows[name]):
+                raise StatementError(
+                    f"several procedures have a window {name}, with different columns, so this statement is unclear: "
+                    f"{prepared.sql}\n  pass the text to txn.execute in the procedure, or give the windows different names",
+                    sql=prepared.sql,
+                )
+        return prepared
+
+    def _windows(self, of: str | None) -> dict[str, list[Relation]]:
+        """What SQL reads under the name of a window: those of one procedure, or everybody's."""
+        streams = {name: stream.relation for name, stream in self.streams.items()}
+        found: dict[str, list[Relation]] = {}
+        for procedure in self.procedures.values() if of is None else [self.procedures[of]]:
+            for name, spec in procedure.windows.items():
+                found.setdefault(name, []).append(window_relation(spec, streams, name))
         return found
 
     # ---- procedures
@@ -356,7 +379,6 @@ class App:
         slides the window ``on`` (written ``"procedure.window"``). In the SQL the new tuples are the relation named
         after the stream; for a window, the window's name is its rows after the slide.
         """
-        statement = self.statement(sql)
         if "." in on:
             procedure, _, window_name = on.partition(".")
             if procedure not in self.procedures:
@@ -365,9 +387,9 @@ class App:
                 raise unknown(
                     f"trigger on procedure {procedure}", "window", window_name, self.procedures[procedure].windows
                 )
-            self.triggers.append(Trigger(statement, window=(procedure, window_name)))
+            self.triggers.append(Trigger(self.statement(sql, procedure), window=(procedure, window_name)))
         elif on in self.streams:
-            self.triggers.append(Trigger(statement, stream=on))
+            self.triggers.append(Trigger(self.statement(sql), stream=on))
         else:
             raise unknown("trigger", "stream", on, self.streams)
 

@@ -89,10 +89,22 @@ def postgres() -> Iterator[PostgresServer]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of Spark go to one worker process, so that one JVM is started and not several."""
+    """What is started once and shared is used in one worker process: the JVM by all tests of Spark, and a server, a ward
+    or a broker of a file (a fixture of its module) by the tests of that file.
+    """
     for item in items:
+        if item.get_closest_marker("xdist_group") is not None:
+            continue
         if "spark" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("spark"))
+        elif _shares_a_module_fixture(item):
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+
+
+def _shares_a_module_fixture(item: pytest.Item) -> bool:
+    found = getattr(item, "_fixtureinfo", None)
+    definitions = [] if found is None else [defs[-1] for defs in found.name2fixturedefs.values()]
+    return any(one.scope == "module" and one.argname != "evaluated_on" for one in definitions)
 
 
 @pytest.fixture(scope="session")

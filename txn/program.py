@@ -43,6 +43,7 @@ class Program:
         self.access = {access.table: bind_access(access, database) for access in declared}
         self.by_key = tuple(access.table for access in declared if access.by_key)
         self.windows: dict[str, dict[Any, WindowState]] = {name: {} for name in procedure.windows}
+        self.windows_of = self.name if procedure.windows else None  # what the name of a window means in its SQL
         self.window_streams = tuple((name, tuple(spec.streams)) for name, spec in procedure.windows.items())
         self.relations = {name: window_relation(spec, self.inputs, name) for name, spec in procedure.windows.items()}
         self.plans = {

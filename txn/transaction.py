@@ -173,7 +173,7 @@ class Transaction(View):
         Returns the rows (of SELECT or RETURNING) as named tuples; ``.count`` is the number returned or affected. Text is
         prepared on first use and remembered.
         """
-        return self.runtime.app.statement(statement).run(self, named or parameters)
+        return self.runtime.app.statement(statement, self.program.windows_of).run(self, named or parameters)
 
     def fire(self, statements: Iterable[Any], name: str, relation: Any, rows: list[Row]) -> None:
         """Run EE triggers with ``rows`` as the relation ``name``."""

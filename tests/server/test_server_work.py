@@ -260,9 +260,11 @@ def test_dead_letters_and_aborts_are_told(shared: Server) -> None:
     with shared.client() as client:
         ticket = client.push("bad", [(1,)])
         assert isinstance(ticket.error, ProcedureFailed)
+        refused = client.push("orders", [("none of this is left", 1)])
+        assert isinstance(refused.error, Aborted)
         status = client.status()
         assert status["recent_dead_letters"][0]["stream"] == "bad"
-        assert status["recent_aborts"]
+        assert status["recent_aborts"][0]["procedure"] == "ship"
         assert status["dead_letters"] >= 1
 
 

@@ -56,8 +56,9 @@ class World:
         self._bases: list[RecycledBase] = []
 
     def app(self) -> App:
-        """An app with the tables and nothing else; prepared statements are shared."""
+        """An app with the tables and nothing else; prepared statements that read no windows are shared."""
         app = copy.copy(self._template)
+        app._statements = {None: self._template._statements.setdefault(None, {})}
         app.streams, app.procedures, app.nested_groups, app.triggers = {}, {}, {}, []
         return app
 
