@@ -30,7 +30,7 @@ def push_until_refused(engine: Engine, first: int) -> tuple[int, Exception]:
     number = first
     try:
         while True:
-            engine.push("numbers", [(number,)], number).result(10)
+            engine.push("numbers", [(number,)], number).result(60)
             number += 1
     except TidegateError as error:
         return number - 1, error

@@ -89,7 +89,7 @@ def test_a_decision_is_answered(page: Any, shared: Server) -> None:
         card.locator("select").select_option("true")
         card.locator("button").press("Enter")
         card.wait_for(state="detached")
-        assert alert.result(10) is None
+        assert alert.result(60) is None
 
 
 def test_a_stream_is_tailed_and_paused(page: Any, shared: Server) -> None:

@@ -23,7 +23,7 @@ def test_a_stream_that_is_too_fast_leaves_a_gap_that_no_cursor_crosses(monkeypat
             tail = await feeds.tail("shipments", None, 100, 1 << 20)
             before = feeds.cursor("shipments")
             held = threading.Event()
-            feeds.call(lambda: held.wait(10) and None)  # the thread is busy
+            feeds.call(lambda: held.wait(60) and None)  # the thread is busy
             for _ in range(20):
                 engine.push("orders", [("tea", 0)])  # and nobody waits for it
             held.set()

@@ -132,7 +132,7 @@ def test_calls_return_and_raise(shared: Server) -> None:
             client.call("ship")
         with pytest.raises(DataError, match="called wrongly"):
             client.call("deliver")
-        assert client.submit("echo", 5).result(10) == 5
+        assert client.submit("echo", 5).result(60) == 5
     with shared.http() as http:
         assert http.post("/v1/procedures/echo", json={"arguments": [[1, {"a": None}]]}).json()["value"] == [
             1,
@@ -150,7 +150,7 @@ def test_a_question_is_listed_answered_and_the_ticket_ends(shared: Server) -> No
         assert question.stream == "decisions"
         assert question.batches["proposals"].rows == [(7, 1)]
         client.answer(question, give=True)
-        assert alert.result(10) is None
+        assert alert.result(60) is None
         assert alert.done
         with shared.http() as http:
             second = http.post("/v1/streams/alerts/batches", json=[[7]]).json()
@@ -276,7 +276,7 @@ def test_threads_wait_for_the_outcome_and_not_for_people(start: Callable[..., Se
         alert = client.push("alerts", [(1,)])
         assert not alert.done
         client.answer(client.questions()[0], give=True)
-        assert alert.result(10) is None
+        assert alert.result(60) is None
 
 
 def test_with_threads_a_full_engine_still_takes_answers(start: Callable[..., Server]) -> None:
@@ -290,7 +290,7 @@ def test_with_threads_a_full_engine_still_takes_answers(start: Callable[..., Ser
         for question in client.questions():
             client.answer(question, give=False)
         assert fed.result(20) == 5
-        assert all(alert.result(10) is None for alert in alerts)
+        assert all(alert.result(60) is None for alert in alerts)
         assert client.call("deliver", "tea", 1) == 1
 
 
@@ -306,5 +306,5 @@ def test_a_full_engine_refuses_and_a_busy_one_still_answers(start: Callable[...,
         client.answer(client.questions()[0], give=True)
         slow = client.submit("linger", 1.5)
         assert http.get("/health").json()["healthy"] is True
-        assert slow.result(10) is None
+        assert slow.result(60) is None
         assert "tidegate_overloaded_total 2.0" in http.get("/metrics").text

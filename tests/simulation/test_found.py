@@ -106,7 +106,7 @@ def test_every_push_to_a_durable_engine_is_acknowledged(tmp_path):
     with tidegate.open(app, tmp_path / "db") as engine:
         for n in range(300):
             ticket = engine.push("a", [(n,)], n)
-        assert ticket.event().wait(10), "the last record was written together with a mark and never synced"
+        assert ticket.event().wait(60), "the last record was written together with a mark and never synced"
         again = engine.push("a", [(n,)], n)
         assert again.duplicate
-        assert again.event().wait(10), "a repeat waited for a mark, which nobody syncs"
+        assert again.event().wait(60), "a repeat waited for a mark, which nobody syncs"

@@ -97,7 +97,7 @@ def test_undeclared_access_is_refused_with_the_remedy(what: str, open_engine: Ma
     engine = open_engine(app_running(body))
     ticket = engine.push("events", [(1, "a")])
     with pytest.raises(ProcedureFailed) as caught:
-        ticket.result(10)
+        ticket.result(60)
     cause = caught.value.__cause__
     assert isinstance(cause, AccessError)
     for fragment in ("procedure work", *fragments):
@@ -109,14 +109,14 @@ def test_undeclared_access_is_refused_with_the_remedy(what: str, open_engine: Ma
 def test_undeclared_access_halts_in_every_executor(engine_of: Make) -> None:
     engine = engine_of(app_running(lambda txn, events: txn.get("hidden", 1)))
     with pytest.raises(ProcedureFailed, match=r"AccessError: procedure work uses table hidden"):
-        engine.push("events", [(1, "a")]).result(10)
+        engine.push("events", [(1, "a")]).result(60)
     goes_on(engine)
 
 
 def goes_on(engine: Engine) -> None:
     """Nothing half-written, and another dataflow works."""
     assert engine.query("SELECT count(*) FROM w").scalar() == 0
-    engine.push("pings", [(1,)]).result(10)
+    engine.push("pings", [(1,)]).result(60)
     assert engine.query("SELECT count(*) FROM log").scalar() == 1
 
 

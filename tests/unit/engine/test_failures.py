@@ -150,11 +150,11 @@ def test_resume_without_a_fix_halts_again(engine_of: Make, flow: Flow) -> None:
     ticket = engine.push("events", [(1,)])
     for _ in range(2):
         with pytest.raises(ProcedureFailed, match="still down"):
-            ticket.result(10)
+            ticket.result(60)
         engine.resume("work")
     engine.run_until_idle()
     with pytest.raises(ProcedureFailed, match="still down"):
-        ticket.result(10)
+        ticket.result(60)
 
 
 def test_a_dead_letter_lets_the_flow_go_on(engine_of: Make, flow: Flow) -> None:
@@ -269,11 +269,11 @@ def test_a_worker_survives_what_a_procedure_throws_at_it(open_engine: Make, flow
     engine = open_engine(flow(body), executor="threads", workers=1)
     ticket = engine.push("events", [(1,)])
     with pytest.raises(ProcedureFailed, match="interrupted by SystemExit"):
-        ticket.result(10)
-    engine.push("others", [(5,)]).result(10)
+        ticket.result(60)
+    engine.push("others", [(5,)]).result(60)
     stop = False
     engine.resume()
-    assert ticket.result(10) is None
+    assert ticket.result(60) is None
 
 
 @pytest.mark.parametrize("executor", ["serial", "manual"])

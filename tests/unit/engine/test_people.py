@@ -79,7 +79,7 @@ def test_the_default_is_pushed_at_the_deadline_and_a_late_decision_is_refused(
     engine.push("orders", [(3, "aspirin")], 1).result()
     engine.run_until_idle()
     with pytest.raises(Aborted, match="the doctor said no"):
-        ticket.result(10)
+        ticket.result(60)
     with pytest.raises(BatchError, match=r"batch 1 on decisions \(key 1\).*accepted before with other rows"):
         engine.push("decisions", [(1, True)], 1)
     assert meds(engine) == [(2, "aspirin"), (3, "aspirin")]

@@ -69,7 +69,7 @@ def test_finishing_while_others_start_to_wait_loses_nobody() -> None:
         def register(number: int, start: Any = start, ticket: Ticket = ticket, told: list[int] = told) -> None:
             start.wait()
             ticket.add_done_callback(lambda _: told.append(number))
-            assert ticket.event().wait(5)
+            assert ticket.event().wait(60)
 
         threads = [threading.Thread(target=register, args=(i,)) for i in range(2)]
         for thread in threads:
