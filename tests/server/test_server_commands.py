@@ -73,7 +73,7 @@ def test_status_once(run: Run, shared: Server) -> None:
         client.push("alerts", [(1,)])
         client.push("alerts", [(1,)])
         client.push("orders", [("nothing", 3)])
-        told = run("status", shared.url, "--once").stdout
+        told = run("status", shared.url).stdout  # no terminal: printed once
         for word in ("shop", "alerts", "waiting for people", "low-water marks", "aborts", "pieces >= 0"):
             assert word in told, told
         assert re.search(r"treat at \d+.0 +waits for its turn +treat at \d+.0", told), told

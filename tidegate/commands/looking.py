@@ -23,6 +23,7 @@ def status(
     as_json: Json = False,
 ) -> None:
     """What a server is doing: streams and rates, lag, who waits for whom, windows, merges. Ctrl-C ends it.
+    Where the output is no terminal, it is printed once.
 
     Example: tidegate status
 
@@ -31,7 +32,7 @@ def status(
     Exit code 1: a dataflow is halted, or the log takes nothing.
     """
     with client_of(url, token) as client:
-        if as_json or once:
+        if as_json or once or not console.is_terminal:
             facts = client.status()
             if as_json:
                 print_json(facts)
