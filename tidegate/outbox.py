@@ -200,7 +200,10 @@ class Outbox:
     # ---- the log
 
     def lsn(self) -> int:
-        return 0 if self._engine.durable is None else self._engine.durable.writer.end
+        """How far the log must be on disk before what has just been committed may be shown: without the marks at its end,
+        which nobody syncs.
+        """
+        return 0 if self._engine.durable is None else self._engine.durable.writer.appended
 
     def wait(self, lsn: int) -> None:
         if self._engine.durable is not None:

@@ -100,6 +100,21 @@ def test_websocket_resumes_at_the_cursor(shared: Server) -> None:
         assert json.loads(ws.recv())["type"] == "CursorGone"
 
 
+def test_what_is_on_disk_when_it_commits_is_sent_at_once(start: Callable[..., Server], tmp_path: Path) -> None:
+    """The log ends with a mark then, which is not synced before something else is: nobody may wait for it."""
+    server = start(data=str(tmp_path / "data"), engine={"sync": "always"})
+    with server.client() as client, client.subscribe("shipments") as tail:
+        named = client.subscribe_durably("shipments", "named")
+        for item in ("a", "b"):
+            client.push("orders", [(item, 0)])
+            for seen in (tail, named):
+                batch = seen.get(60)
+                assert batch is not None
+                assert batch[0].item == item
+            named.ack(batch)
+        named.close()
+
+
 def test_a_named_subscriber_acknowledges_over_the_websocket(shared: Server) -> None:
     url = shared.url.replace("http", "ws") + "/v1/streams/shipments/socket?name=ws"
     with websocket(url) as ws:
