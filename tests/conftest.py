@@ -90,9 +90,11 @@ def postgres() -> Iterator[PostgresServer]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What is started once and shared is used in one worker process: the JVM by all tests of Spark, and a server, a ward
-    or a broker of a file (a fixture of its module) by the tests of that file.
+    or a broker of a file (a fixture of its module) by the tests of that file. Slow tests take as long as they take.
     """
     for item in items:
+        if item.get_closest_marker("slow") is not None and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(0))
         if item.get_closest_marker("xdist_group") is not None:
             continue
         if "spark" in getattr(item, "fixturenames", ()):
