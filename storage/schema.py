@@ -64,13 +64,16 @@ class Relation:
     index_of: dict[str, int] = field(init=False, repr=False)
     required: tuple[int, ...] = field(init=False, repr=False)  # places of the NOT NULL columns
     conform: Conform = field(init=False, repr=False)
+    conform_all: Callable[[Iterable[Any]], list[Row]] = field(init=False, repr=False)  # the same for many
 
     def __post_init__(self) -> None:
         names = [column.name for column in self.columns]
         object.__setattr__(self, "row", row_class(self.name, names))
         object.__setattr__(self, "index_of", {name: i for i, name in enumerate(names)})
         object.__setattr__(self, "required", tuple(i for i, c in enumerate(self.columns) if not c.nullable))
-        object.__setattr__(self, "conform", _fast_conform(self.columns, self.row, self._conform_slowly))
+        conform, conform_all = _fast_conform(self.columns, self.row, self._conform_slowly)
+        object.__setattr__(self, "conform", conform)
+        object.__setattr__(self, "conform_all", conform_all)
 
     @property
     def column_names(self) -> list[str]:
@@ -173,7 +176,9 @@ class TableSchema(Relation):
     key_indexes: tuple[int, ...] = field(init=False, repr=False)
     conform_key: Callable[[Key], Key] = field(init=False, repr=False)
     _partition_of_key: Callable[[Key], tuple[Any, ...]] = field(init=False, repr=False)
-    _changes: dict[tuple[str, ...], Change] = field(init=False, repr=False, default_factory=dict)
+    changes: dict[tuple[str, ...], Change] = field(
+        init=False, repr=False, default_factory=dict
+    )  # by the columns changed
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -214,16 +219,13 @@ class TableSchema(Relation):
                     table=self.name,
                 )
 
-    def changed(self, row: Row, changes: Mapping[str, Any]) -> Row:
-        """``row`` with these columns changed: types and NOT NULL checked, key columns refused."""
-        names = tuple(changes)
-        change = self._changes.get(names)
-        if change is None:
-            change = self._changes[names] = _fast_change(self, names)
-        return change(row, changes)
+    def change(self, names: tuple[str, ...]) -> Change:
+        """The function that makes a row with just these columns changed: types and NOT NULL checked, key columns refused."""
+        found = self.changes[names] = _fast_change(self, names)
+        return found
 
     def changed_slowly(self, row: Row, changes: Mapping[str, Any]) -> Row:
-        """``changed`` for values that have to be converted or refused."""
+        """``change`` for values that have to be converted or refused."""
         fields = list(row)
         for name, value in changes.items():
             place = self.index_of.get(name, -1)
@@ -300,8 +302,8 @@ def _recognised(column: Column, name: str) -> str:
 _SCOPE = {"date": dt.date, "datetime": dt.datetime, "timedelta": dt.timedelta, "time": dt.time, "UUID": UUID}
 
 
-def _fast_conform(columns: Sequence[Column], row: Any, slowly: Conform) -> Conform:
-    """A function that makes the row at once when every value is in its stored form already.
+def _fast_conform(columns: Sequence[Column], row: Any, slowly: Conform) -> tuple[Conform, Any]:
+    """A function that makes the row at once when every value is in its stored form already, and one that does so for many.
 
     Generated, because every row that enters or is written passes here: one test per column, no calls. What it does not
     recognise is left to ``slowly``, which converts or explains.
@@ -315,10 +317,20 @@ def _fast_conform(columns: Sequence[Column], row: Any, slowly: Conform) -> Confo
         f"        if {' and '.join(tests)}:\n"
         f"            return new(row, ({', '.join(names)},))\n"
         f"    return slowly(values, defaults)\n"
+        f"def conform_all(many):\n"
+        f"    made = []\n"
+        f"    for values in many:\n"
+        f"        if isinstance(values, rows) and len(values) == {len(columns)}:\n"
+        f"            {', '.join(names)}, = values\n"
+        f"            if {' and '.join(tests)}:\n"
+        f"                made.append(new(row, ({', '.join(names)},)))\n"
+        f"                continue\n"
+        f"        made.append(slowly(values))\n"
+        f"    return made\n"
     )
     scope: dict[str, Any] = {**_SCOPE, "new": tuple.__new__, "row": row, "rows": (tuple, list), "slowly": slowly}
     exec(source, scope)
-    return scope["conform"]  # type: ignore[no-any-return]
+    return scope["conform"], scope["conform_all"]
 
 
 def _fast_conform_key(columns: Sequence[Column], slowly: Callable[[Key], Key]) -> Callable[[Key], Key]:

@@ -71,8 +71,8 @@ class SecondaryIndex:
         return None if self._wide and None in value else value
 
     def add(self, row: Row, key: Key) -> None:
-        value = self.value_of(row)
-        if value is not None:
+        value = self._value_of(row)
+        if value is not None and not (self._wide and None in value):
             keys = self._keys.get(value)
             if keys is None:
                 self._keys[value] = {key}
@@ -105,6 +105,8 @@ class _Rows(dict[Key, Version]):
     young object: then every small collection would walk through the whole table.
     """
 
+    __slots__ = ()
+
 
 class VersionedTable:
     """One table: the newest committed row of every cached key, older versions while someone may read them.
@@ -119,6 +121,7 @@ class VersionedTable:
         self.row = schema.row  # the class in which users get rows
         self.key_of = schema.key_of
         self.rows: dict[Key, Version] = _Rows()
+        self.newest_held = self.rows.get  # the newest version of a key, if it is in memory
         self.complete = complete
         self.dirty: dict[Key, bool] = {}  # changed since the last merge -> the base has a row for it
         self.merging: dict[Key, bool] = {}  # the same, for changes that a merge is writing right now
@@ -244,30 +247,29 @@ class VersionedTable:
         ``keep_older``: some unfinished execution may still read what was there before; otherwise it is dropped at
         once, which is the whole of garbage collection for a serial run.
         """
-        rows, dirty, indexed = self.rows, self.dirty, bool(self.indexes)
+        rows, dirty = self.rows, self.dirty
+        hasty = not (keep_older or self.indexes)  # then nobody asks what it replaces
         for key, written in writes.items():
-            row = None if written is None else tuple(written)
-            head = rows.get(key)
+            row = None if written is None else written[:]  # a plain tuple, whatever it was
+            if hasty and key in dirty:
+                rows[key] = (position, row, TRIMMED, commit)
+                continue
+            head = self.newest_held(key)
             if head is None and not self.complete:
                 head = self.head(key)
             if key not in dirty:
                 dirty[key] = head is not None and head[1] is not None
-            if indexed:
-                self._reindex(key, head, row, keep_older)
+            for index in self.indexes:
+                if row is not None:
+                    index.add(row, key)
+                if head is not None and not keep_older:
+                    index.replaced(head, row, key)
             if keep_older:
                 rows[key] = (position, row, head, commit)
                 self.chained.add(key)
             else:
                 rows[key] = (position, row, None if head is None else TRIMMED, commit)
         self.changes += 1
-
-    def _reindex(self, key: Key, head: Version | None, row: Row | None, keep_older: bool) -> None:
-        """Enter the new row in the indexes; take out what it replaces, unless that may still be read."""
-        for index in self.indexes:
-            if row is not None:
-                index.add(row, key)
-            if head is not None and not keep_older:
-                index.replaced(head, row, key)
 
     # ---- garbage collection and merge
 

@@ -8,16 +8,16 @@ Dropping the view is a rollback.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from tidegate.errors import AccessError, ConstraintError, StatementError
-from tidegate.storage.schema import Column, Key, Relation, Row, TableSchema
-from tidegate.storage.versions import SecondaryIndex, VersionedTable
+from tidegate.storage.schema import Change, Column, Key, Relation, Row, TableSchema
+from tidegate.storage.versions import SecondaryIndex, Version, VersionedTable
 
 if TYPE_CHECKING:
     from tidegate.storage.database import Database
@@ -32,12 +32,38 @@ class Access:
 
     ``by_key``: only the rows of one partition, the one in ``View.partitions``. ``committed``: reads see the newest
     committed state instead of the execution's own position, and never wait.
+
+    The rest is what every row access needs of the table, at hand. ``plain``: the newest version may be read straight away;
+    ``free``: and a row whose key is new may be written.
     """
 
     table: VersionedTable
     write: bool
     by_key: bool = False
     committed: bool = False
+    plain: bool = field(init=False, repr=False)
+    newest: Callable[[Key], Version | None] = field(init=False, repr=False)  # of those in memory
+    row: Any = field(init=False, repr=False)
+    key_of: Callable[[Row], Key] = field(init=False, repr=False)
+    conform: Callable[..., Row] = field(init=False, repr=False)
+    changes: Mapping[tuple[str, ...], Change] = field(init=False, repr=False)
+    guarded: bool = field(init=False, repr=False)
+    free: bool = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        schema = self.table.schema
+        at_hand = {
+            "plain": not (self.by_key or self.committed),
+            "newest": self.table.newest_held,
+            "row": schema.row,
+            "key_of": schema.key_of,
+            "conform": schema.conform,
+            "changes": schema.changes,
+            "guarded": self.table.guarded,
+            "free": not (self.by_key or self.committed or self.table.guarded),
+        }
+        for name, value in at_hand.items():
+            object.__setattr__(self, name, value)
 
 
 class View:
@@ -86,27 +112,24 @@ class View:
 
         The key of a table with several key columns is a tuple in their order.
         """
-        access = self.access.get(table) or self.undeclared(table)
-        written = self.writes.get(table)
-        if written is not None:
-            try:
-                if key in written:
-                    return written[key]
-            except TypeError:
-                pass
-        versions = access.table
-        if access.by_key or access.committed or not versions.complete:
-            return self._get_slowly(access, key)
         try:
-            version = versions.rows.get(key)
-        except TypeError:
-            version = None
-        if version is None:
-            if versions.schema.conform_key(key) is key:
-                return None  # every row is in memory, and it was looked up in its stored form
-            return self._get_slowly(access, key)
-        row = version[1] if version[0] < self.position else versions.read(key, self.position)
-        return None if row is None else _named(versions.row, row)
+            access = self.access[table]
+            if table in self.writes and key in self.writes[table]:
+                return self.writes[table][key]
+            version = access.newest(key)
+        except (KeyError, TypeError):  # an undeclared table; a key that can't be one
+            return self._get_slowly(self.access.get(table) or self.undeclared(table), key)
+        if version is None or not access.plain:
+            return self._get_absent(access, key)
+        row = version[1] if version[0] < self.position else access.table.read(key, self.position)
+        return None if row is None else _named(access.row, row)
+
+    def _get_absent(self, access: Access, key: Key) -> Row | None:
+        """A key that is not in memory, or not to be read straight away."""
+        table = access.table
+        if access.plain and table.complete and table.schema.conform_key(key) is key:
+            return None  # every row is in memory, and it was looked up in its stored form
+        return self._get_slowly(access, key)
 
     def _get_slowly(self, access: Access, key: Key) -> Row | None:
         """A key that is absent, oddly typed, outside the partition or not in memory."""
@@ -225,24 +248,32 @@ class View:
         access = self.access.get(table)
         if access is None or not access.write:
             access = self.writable(table)
-        conform = access.table.schema.conform
-        return self._insert(access, conform(values if row is None else row, self.default))
+        new = access.conform(values if row is None else row, self.default)
+        key = access.key_of(new)
+        if (
+            access.plain
+            and table not in self.writes
+            and access.newest(key) is None
+            and access.table.complete
+            and not access.guarded
+        ):
+            self.writes[table] = {key: new}
+            return new
+        return self._insert(access, key, new)
 
     def insert_stored(self, access: Access, new: Row) -> Row:
         """Insert a row whose values are in their stored form already."""
         access.table.schema.check_required(new)
-        return self._insert(access, new)
+        return self._insert(access, access.key_of(new), new)
 
-    def _insert(self, access: Access, new: Row) -> Row:
-        table = access.table
-        key = table.key_of(new)
+    def _insert(self, access: Access, key: Key, new: Row) -> Row:
         if access.by_key:
             self.check_partition(access, key)
         if self.row_for_write(access, key) is not None:
-            raise duplicate_key(table.schema, key)
-        if table.guarded:
+            raise duplicate_key(access.table.schema, key)
+        if access.table.guarded:
             self._check_constraints(access, key, new, None)
-        self.put(table.name, key, new)
+        self.put(access.table.name, key, new)
         return new
 
     def upsert(self, table: str, row: Any = None, /, **values: Any) -> Any:
@@ -263,15 +294,25 @@ class View:
         access = self.access.get(table)
         if access is None or not access.write:
             access = self.writable(table)
-        old = self.get(table, key)
+        try:  # what get() does, without naming a row that nobody sees
+            if table in self.writes and key in self.writes[table]:
+                old = self.writes[table][key]
+            else:
+                version = access.newest(key) if access.plain else None
+                old = version[1] if version is not None and version[0] < self.position else self.get(table, key)
+        except TypeError:  # a key that can't be one
+            old = self.get(table, key)
         if old is None:
             return None
-        versions = access.table
-        new = versions.schema.changed(old, changes)
-        key = versions.key_of(old)
-        if versions.guarded:
+        change = access.changes.get(tuple(changes)) or access.table.schema.change(tuple(changes))
+        new = change(old, changes)
+        key = access.key_of(old)
+        if access.guarded:
             self._check_constraints(access, key, new, old)
-        self.put(table, key, new)
+        if table in self.writes:
+            self.put(table, key, new)
+        else:
+            self.writes[table] = {key: new}
         return new
 
     def delete(self, table: str, key: Key) -> bool:

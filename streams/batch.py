@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from tidegate.storage.schema import Relation, Row
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
-class Batch:
+class Batch(msgspec.Struct, eq=False):
     """Rows of one stream that are processed as one, under one batch-id (and one key on a keyed stream).
 
-    Iterating gives the rows as named tuples. Immutable: every consumer sees the same rows.
+    Iterating gives the rows as named tuples. Immutable: every consumer sees the same rows. (A ``Struct`` because its
+    constructor is not Python: there are two batches to a small transaction.)
     """
 
-    __slots__ = ("id", "key", "relation", "rows")
-
-    def __init__(self, relation: Relation, batch_id: int, rows: Sequence[Row], key: Any = None) -> None:
-        self.relation = relation
-        self.id = batch_id
-        self.rows = rows
-        self.key = key
+    relation: Relation
+    id: int
+    rows: Sequence[Row]
+    key: Any = None
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.rows)

@@ -38,7 +38,7 @@ class Border:
         if type(rows) is not list:
             rows = as_rows(rows)
             self._check_iterable(rows)
-        checked = list(map(self.relation.conform, rows))
+        checked = self.relation.conform_all(rows)
         if self._key_place is not None:
             self._check_keys(checked, self._key_place)
         return checked

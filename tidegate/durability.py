@@ -206,9 +206,8 @@ class Durability:
                 ]
                 for table, rows in txn.writes.items()
             }
-            self.writer.append(
-                Executed(txn.position, "committed", txn.procedure, writes=writes, emitted=dict(txn.emitted))
-            )
+            emitted = {stream: list(batch.rows) for stream, batch in txn.emitted.items()}
+            self.writer.append(Executed(txn.position, "committed", txn.procedure, writes=writes, emitted=emitted))
 
     def ended(self, txn: Transaction, outcome: str, reason: str, parked: Iterable[int] = ()) -> None:
         """An execution was undone. Aborts repeat themselves when run again, so weak mode needs no record of them."""

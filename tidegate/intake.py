@@ -374,13 +374,15 @@ class Intake:
         """Run a chunk, in the log already, batch by batch. All of it takes its place, whatever happens to a part."""
         engine = self._engine
         waiting = iter(parts)
+        run_inline, accept, alone = engine.executor.run_inline, border.accept, engine.scheduler.idle
         try:
             for key, part in waiting:
                 engine.sequence += 1
-                if engine.scheduler.idle:
-                    engine.executor.run_inline(inline, engine.sequence, border.accept(key, part), now, None)
+                if alone:
+                    alone = run_inline(inline, engine.sequence, accept(key, part), now, None)
                 else:
-                    engine.executor.submit(engine.sequence, border.accept(key, part), now, Ticket(engine.wait))
+                    engine.executor.submit(engine.sequence, accept(key, part), now, Ticket(engine.wait))
+                    alone = engine.scheduler.idle
         except BaseException:
             for key, part in waiting:
                 engine.sequence += 1

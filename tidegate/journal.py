@@ -67,12 +67,24 @@ class Journal:
         self.undone: Counter[str] = Counter()  # aborts by procedure, also those no longer kept
         self.aborts: deque[Abort] = deque(maxlen=KEPT_ABORTS)
         self.dead_letters: list[DeadLetter] = []
-        self.log: OutcomeLog | None = None
+        self._log: OutcomeLog | None = None
+        self._logs_commits = False
+
+    @property
+    def log(self) -> OutcomeLog | None:
+        """Where outcomes go, if anywhere."""
+        return self._log
+
+    @log.setter
+    def log(self, log: OutcomeLog | None) -> None:
+        self._log = log
+        self._logs_commits = log is not None and log.mode != "weak"  # weak: what was accepted says it all
 
     def committed(self, txn: Transaction) -> None:
         self.commits[txn.unit.name] += 1
-        if self.log is not None:
-            self.log.committed(txn)
+        if self._logs_commits:
+            assert self._log is not None
+            self._log.committed(txn)
 
     def aborted(self, txn: Transaction, error: Aborted) -> None:
         if self.log is not None:
@@ -107,10 +119,10 @@ class Journal:
 
     def finishing(self, tickets: list[Ticket], error: Aborted | ProcedureFailed | None) -> None:
         """An outcome is about to be told that a run after a crash might not repeat: not before it is on disk."""
-        if self.log is not None and (
-            self.log.mode == "effects" or isinstance(error, (ProcedureFailed, DeadlineExceeded))
+        if self._log is not None and (
+            self._log.mode == "effects" or isinstance(error, (ProcedureFailed, DeadlineExceeded))
         ):
-            self.log.hold(tickets)
+            self._log.hold(tickets)
 
     def failed(self, txn: Transaction, error: ProcedureFailed) -> None:
         """A call failed; its caller has the error. It must not succeed in a replay."""

@@ -10,13 +10,14 @@ import threading
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
+from tidegate import crashpoints
 from tidegate.clock import Clock
 from tidegate.crashpoints import crash_point
 from tidegate.errors import Aborted, ProcedureFailed, StillWaiting
 from tidegate.storage.database import Readers
 from tidegate.streams.batch import Batch
 from tidegate.txn.log.record import to_us
-from tidegate.txn.positions import Position, position
+from tidegate.txn.positions import RANK_BITS, Position, position
 from tidegate.txn.program import UnitProgram
 from tidegate.txn.runtime import Runtime, interrupted
 from tidegate.txn.scheduler import Execution, Scheduler
@@ -136,7 +137,7 @@ class Executor:
 
     def run_inline(
         self, units: list[UnitProgram], sequence: int, batch: Batch, time: dt.datetime, ticket: Ticket | None
-    ) -> None:
+    ) -> bool:
         raise AssertionError("only the serial executor runs inline")
 
     def wake(self) -> None:
@@ -246,10 +247,12 @@ class Executor:
 
     def commit(self, txn: Transaction, keep_older: bool) -> dict[str, Batch]:
         """Log it first, then make it visible: what the log refuses has not happened."""
-        crash_point("execution-before-commit")
+        if crashpoints.listened_to:
+            crash_point("execution-before-commit")
         self.journal.committed(txn)
         outputs = self.runtime.commit(txn, keep_older, self._readers_below(txn.position) if keep_older else None)
-        crash_point("execution-after-commit")
+        if crashpoints.listened_to:
+            crash_point("execution-after-commit")
         return outputs
 
     def _readers_below(self, at: Position) -> Readers:
@@ -375,8 +378,11 @@ class SerialExecutor(Executor):
 
     def run_inline(
         self, units: list[UnitProgram], sequence: int, batch: Batch, time: dt.datetime, ticket: Ticket | None
-    ) -> None:
-        """Every unit the batch causes, one after another. Nothing else is unfinished, so no one reads older versions."""
+    ) -> bool:
+        """Every unit the batch causes, one after another. Nothing else is unfinished, so no one reads older versions.
+
+        Returns whether that is still so: not when the dataflow was halted.
+        """
         runtime = self.runtime
         streams = {batch.relation.name: batch}
         for place, unit in enumerate(units):
@@ -393,11 +399,12 @@ class SerialExecutor(Executor):
                 elif not self.undone_inline(txn, outcome, ticket):
                     assert isinstance(outcome, ProcedureFailed)
                     self._halt_inline(units[:place], unit, sequence, batch, streams, time, ticket, txn, outcome)
-                    return
+                    return False
         if ticket is not None:
             self.journal.finishing([ticket], None)
             if not ticket.pending:
                 ticket.finish()
+        return True
 
     def undone_inline(self, txn: Transaction, outcome: Any, ticket: Ticket | None) -> bool:
         """Record an abort or a dead letter; False when the dataflow has to halt instead."""
@@ -439,15 +446,16 @@ def inline_transaction(
     runtime: Runtime, unit: UnitProgram, sequence: int, batch: Batch, streams: Mapping[str, Batch], time: dt.datetime
 ) -> Transaction | None:
     """The transaction of a unit on what there is on its inputs; None when it does not start, because a batch has no rows."""
-    if unit.only_input is not None:
-        only = streams.get(unit.only_input)
-        inputs = {} if only is None else {unit.only_input: only}
-    else:
+    if unit.only_input is None:
         inputs = {name: streams[name] for name in unit.inputs if name in streams}
-    if not inputs or (len(inputs) < len(unit.inputs) and not unit.unit.either):
+        if not inputs or (len(inputs) < len(unit.inputs) and not unit.unit.either):
+            return None
+    elif unit.only_input in streams:
+        inputs = {unit.only_input: streams[unit.only_input]}
+    else:
         return None
     number = batch.id if unit.unit.numbered_by is None else sequence
-    return Transaction(runtime, unit, position(sequence, unit.rank), number, batch.key, time, inputs)
+    return Transaction(runtime, unit, sequence << RANK_BITS | unit.rank, number, batch.key, time, inputs)
 
 
 def still_waiting(executions: Iterable[Execution], ticket: Ticket) -> StillWaiting:

@@ -45,6 +45,9 @@ class Program:
         self.windows: dict[str, dict[Any, WindowState]] = {name: {} for name in procedure.windows}
         self.windows_of = self.name if procedure.windows else None  # what the name of a window means in its SQL
         self.window_streams = tuple((name, tuple(spec.streams)) for name, spec in procedure.windows.items())
+        single = procedure.inputs[0] if len(procedure.inputs) == 1 else None
+        own = not self.either and all(streams == (single,) for _, streams in self.window_streams)
+        self.own_windows = [((self.name, name), name, self.windows[name]) for name in self.windows if own]
         self.relations = {name: window_relation(spec, self.inputs, name) for name, spec in procedure.windows.items()}
         self.plans = {
             name: Plan(spec, self.inputs[spec.stream], evaluation.backend_of(spec))
@@ -67,7 +70,7 @@ class Program:
                 self.stream_triggers.setdefault(str(trigger.stream), []).append(trigger.statement)
         self.timed = any(not spec.plain for spec in procedure.windows.values())
         self._signature = inspect.signature(procedure.function)
-        self.prepares = bool(self.windows) or any(s in self.stream_triggers for s in self.inputs)
+        self.prepares = bool(self.window_triggers) or any(s in self.stream_triggers for s in self.inputs)
 
     def bind_call(
         self, arguments: tuple[Any, ...], named: dict[str, Any]

@@ -7,10 +7,10 @@ them.
 from __future__ import annotations
 
 import datetime as dt
-import threading
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tidegate.dataflows.app import App
@@ -73,8 +73,7 @@ class Runtime:
         member was asked for and more remain. A member whose input has no rows is passed over.
         """
         members = txn.unit.members
-        while txn.cursor < len(members):
-            program = members[txn.cursor]
+        for program in members[txn.cursor :] if txn.cursor else members:
             batches: Sequence[Batch] | str | None
             if program.plain_input is not None:
                 batch = txn.streams.get(program.plain_input)
@@ -85,7 +84,18 @@ class Runtime:
                     return batches
             txn.cursor += 1
             if batches is not None:
-                self._run(txn, program, batches)
+                txn.program, txn.procedure, txn.access, txn.batches = program, program.name, program.access, batches
+                if program.prepares:
+                    self._prepare(txn, program, batches)
+                elif program.windows:
+                    self._slide(txn, program, batches)
+                if len(batches) == 1:
+                    program.function(txn, batches[0])
+                elif batches:
+                    program.function(txn, *batches)
+                else:
+                    arguments, named = txn.arguments
+                    txn.result = program.function(txn, *arguments, **named)
                 if one_member and txn.cursor < len(members):
                     return "…"
         return None
@@ -110,28 +120,6 @@ class Runtime:
                 return None
         return batches if awaited is None else awaited
 
-    def _run(self, txn: Transaction, program: Program, batches: Sequence[Batch]) -> None:
-        txn.enter(program, batches)
-        if program.prepares:
-            self._prepare(txn, program, batches)
-        if len(batches) == 1:
-            program.function(txn, batches[0])
-        elif batches:
-            program.function(txn, *batches)
-        else:
-            arguments, named = txn.arguments
-            txn.result = program.function(txn, *arguments, **named)
-        if txn.emitted:
-            self._hand_on(txn, program)
-
-    def _hand_on(self, txn: Transaction, program: Program) -> None:
-        """What the procedure emitted is the input of its consumers."""
-        for name, relation in program.outputs.items():
-            rows = txn.emitted.get(name)
-            if rows:
-                assert txn.batch_id is not None
-                txn.streams[name] = Batch(relation, txn.batch_id, rows, txn.key)
-
     def _prepare(self, txn: Transaction, program: Program, batches: Sequence[Batch]) -> None:
         """Slide the windows and run the EE triggers that the arrival of the batches sets off."""
         if program.stream_triggers:
@@ -139,8 +127,7 @@ class Runtime:
                 name = batch.relation.name
                 if name in program.stream_triggers and name in txn.streams:
                     txn.fire(program.stream_triggers[name], name, batch.relation, list(batch.rows))
-        if program.windows:
-            self._slide(txn, program, batches)
+        self._slide(txn, program, batches)
         for window_name, statements in program.window_triggers.items():
             slide = txn.slides[program.name, window_name]
             if slide.slid:
@@ -148,8 +135,15 @@ class Runtime:
 
     def _slide(self, txn: Transaction, program: Program, batches: Sequence[Batch]) -> None:
         """Slide every window by what came on its stream. A join takes both; where nothing came, a window stays as it is."""
-        arrived = {batch.relation.name: batch.rows for batch in batches}
         now_us = to_us(txn.time) if program.timed else 0
+        if program.own_windows:
+            for place, window_name, states in program.own_windows:
+                state = states.get(txn.key)
+                if state is None:
+                    state = program.window(window_name, txn.key)
+                txn.slides[place] = state.slide(batches[0].rows, now_us)
+            return
+        arrived = {batch.relation.name: batch.rows for batch in batches}
         for window_name, streams in program.window_streams:
             state = program.window(window_name, txn.key)
             if len(streams) > 1:
@@ -162,13 +156,15 @@ class Runtime:
 
     def put_effects(self, txn: Transaction, writes: WriteSet, emitted: dict[str, list[Row]]) -> None:
         """Make the transaction as if its procedures had run with these effects: windows slide, no user code is called."""
-        txn.writes, txn.emitted = writes, emitted
+        txn.writes = writes
         for program in txn.unit.members:
             batches = self._inputs_of(txn, program)
             if isinstance(batches, list):
-                txn.enter(program, batches)
+                txn.program, txn.procedure, txn.access, txn.batches = program, program.name, program.access, batches
                 self._slide(txn, program, batches)
-                self._hand_on(txn, program)
+                for stream in program.outputs:
+                    if stream in emitted:
+                        txn.put_out(stream, emitted[stream])
 
     def attempt(self, txn: Transaction) -> str | Aborted | ProcedureFailed | None:
         """``advance``, with retries: returns what it returns, or the error that ended the transaction.
@@ -176,7 +172,7 @@ class Runtime:
         A row that a constraint or type refused is an abort: running the same procedure on the same data again would end
         the same way. Anything else unexpected is retried as often as the procedure declared.
         """
-        thread = threading.get_ident()
+        thread = get_ident()
         self.running[thread] = txn
         try:
             while True:
@@ -207,14 +203,11 @@ class Runtime:
         if txn.slides:
             for slide in txn.slides.values():
                 slide.commit()
-        if not txn.emitted:
-            return {}
-        outputs = {name: txn.streams[name] for name in txn.emitted if name in txn.streams}
         if self.listeners:
-            for name, batch in outputs.items():
+            for name, batch in txn.emitted.items():
                 for listener in self.listeners.get(name, ()):
                     listener(txn.position, batch)
-        return outputs
+        return txn.emitted
 
     def _changes(self, txn: Transaction) -> list[Batch]:
         """What the transaction changes in tables whose changelog someone follows; before it does."""

@@ -6,6 +6,7 @@ import datetime as dt
 import random
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from tidegate.errors import Aborted, AccessError, DataError, DeadlineExceeded
@@ -19,6 +20,10 @@ from tidegate.txn.program import Program, UnitProgram
 if TYPE_CHECKING:
     from tidegate.storage.statements import Rows
     from tidegate.txn.runtime import Runtime
+
+
+NO_PARTITIONS: Mapping[str, tuple[Any, ...]] = MappingProxyType({})
+NO_ARGUMENTS: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
 
 
 class Transaction(View):
@@ -49,6 +54,8 @@ class Transaction(View):
         "unit",
     )
 
+    program: Program  # the procedure of the unit that is at work, on ``batches``
+
     def __init__(
         self,
         runtime: Runtime,
@@ -67,9 +74,9 @@ class Transaction(View):
         self.key = key
         self.time = time
         self.inputs = inputs
-        self.partitions = dict.fromkeys(unit.by_key, (key,)) if unit.by_key else {}
+        self.partitions = dict.fromkeys(unit.by_key, (key,)) if unit.by_key else NO_PARTITIONS
         self.commit = runtime.database.commits if unit.committed else 0
-        self.arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+        self.arguments: tuple[tuple[Any, ...], dict[str, Any]] = NO_ARGUMENTS
         self.attempts = 0
         self.expired = False
         self.restart()
@@ -80,19 +87,12 @@ class Transaction(View):
         self._indexed = {}
         self.relations = {}  # rows of streams and windows that an EE trigger is shown at the moment
         self.batches: Sequence[Batch] = ()
-        self.emitted: dict[str, list[Row]] = {}
+        self.emitted: dict[str, Batch] = {}
         self.slides: dict[tuple[str, str], Slide] = {}
-        self.streams = dict(self.inputs)
+        self.streams = self.inputs.copy()
         self.cursor = 0
         self.result: Any = None
         self._random: random.Random | None = None
-
-    def enter(self, program: Program, batches: Sequence[Batch]) -> None:
-        """From now on this procedure of the unit is at work, on these batches."""
-        self.program = program
-        self.procedure = program.name
-        self.access = program.access
-        self.batches = batches
 
     # ---- time and chance, the same on every replay
 
@@ -124,7 +124,7 @@ class Transaction(View):
         if relation is None:
             raise self._no_output(stream)
         if type(rows) is list:
-            new = list(map(relation.conform, rows))
+            new = relation.conform_all(rows)
         elif rows is None:
             new = [relation.conform(values)]
         elif isinstance(rows, Mapping):
@@ -132,15 +132,20 @@ class Transaction(View):
         elif isinstance(rows, str) or not isinstance(rows, Iterable):
             raise DataError(f"emit({stream!r}, …) takes a list of rows, got {rows!r}", relation=stream)
         else:
-            new = list(map(relation.conform, rows))
-        before = self.emitted.get(stream)
-        if before is None:
-            self.emitted[stream] = new
-        else:
-            before.extend(new)
+            new = relation.conform_all(rows)
+        self.put_out(stream, new)
         triggers = self.program.stream_triggers
         if triggers and new and stream in triggers:
             self.fire(triggers[stream], stream, relation, new)
+
+    def put_out(self, stream: str, rows: list[Row]) -> None:
+        """More rows of the batch on an output stream. With the first ones there is a batch, for its consumers to take."""
+        if stream in self.emitted:
+            self.emitted[stream].rows += rows  # type: ignore[operator]  # our own list
+        elif rows:
+            assert self.batch_id is not None
+            relation = self.program.outputs[stream]
+            self.emitted[stream] = self.streams[stream] = Batch(relation, self.batch_id, rows, self.key)
 
     def _no_output(self, stream: str) -> AccessError:
         outputs = ", ".join(self.program.outputs) or "none"
@@ -195,7 +200,7 @@ class Transaction(View):
             if slide is not None:
                 return self.program.relations[name], slide.rows
             if name in self.program.outputs:
-                return self.program.outputs[name], self.emitted.get(name, ())
+                return self.program.outputs[name], self.emitted[name].rows if name in self.emitted else ()
         return super().rows_of(name)
 
     # ---- ending

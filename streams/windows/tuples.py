@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, ClassVar
 
+import msgspec
 import numpy as np
 
 from tidegate.storage.schema import Relation, Row
@@ -20,39 +21,32 @@ from tidegate.streams.windows.functions import Extent
 from tidegate.streams.windows.kinds import WindowSpec
 
 
-class TupleSlide:
+class TupleSlide(msgspec.Struct, eq=False):
     """One execution's view of a window: what was there before, the rows of its batch, and what that makes fire.
 
     ``added`` and ``expired``: the rows that entered and left the window with this batch; ``rows``: the newest full
     extent (before the first is full: what has arrived); ``fired``: numbers of the windows this batch completed.
     """
 
-    __slots__ = ("_first", "_new", "_windows", "added", "buffer", "expired", "fired")
+    buffer: TupleState
+    added: Sequence[Any]
+    expired: list[Any]
+    _new: list[Sequence[Row]]
+    _first: int  # the number of the oldest element that is held from now on
+    _windows: int  # windows fired so far, with those of this batch
+    _before: int  # and without
 
-    late: Sequence[Any] = ()
-    results = None
+    late: ClassVar[Sequence[Any]] = ()
+    results: ClassVar[None] = None
 
-    def __init__(self, buffer: TupleState, rows: Sequence[Row] | None) -> None:
-        spec = buffer.spec
-        self.buffer = buffer
-        self.added: Sequence[Any] = rows or ()
-        self._new: list[Sequence[Row]] = []
-        if rows is not None:
-            self._new = list(zip(rows)) if spec.kind == "count" else [rows]
-        held = len(buffer.elements)
-        total = buffer.first + held + len(self._new)
-        self._windows = (total - spec.size) // spec.slide + 1 if total >= spec.size else 0
-        self.fired = range(buffer.windows, self._windows)
-        # what lies before the newest window's start has left it, and no later window reaches back to it
-        self._first = (self._windows - 1) * spec.slide if self._windows else 0
-        self.expired: list[Any] = []
-        for i in range(self._first - buffer.first):
-            self.expired.extend(buffer.elements[i] if i < held else self._new[i - held])
+    @property
+    def fired(self) -> range:
+        return range(self._before, self._windows)
 
     @property
     def slid(self) -> bool:
         """Did this batch complete at least one window?"""
-        return len(self.fired) > 0
+        return self._windows > self._before
 
     @property
     def rows(self) -> list[Any]:
@@ -82,16 +76,17 @@ class TupleSlide:
         buffer = self.buffer
         elements = buffer.elements
         elements.extend(self._new)
-        for _ in range(self._first - buffer.first):
-            elements.popleft()
-        buffer.first = self._first
+        if self._first > buffer.first:
+            for _ in range(self._first - buffer.first):
+                elements.popleft()
+            buffer.first = self._first
         buffer.windows = self._windows
 
 
 class TupleState:
     """The state of one window (of one key): the elements that can still fire, and how many windows have fired."""
 
-    __slots__ = ("elements", "first", "relation", "spec", "windows")
+    __slots__ = ("counts", "elements", "first", "relation", "spec", "windows")
 
     late = 0
     late_rows: Sequence[Any] = ()
@@ -99,6 +94,7 @@ class TupleState:
 
     def __init__(self, spec: WindowSpec, relation: Relation) -> None:
         self.spec = spec
+        self.counts = spec.kind == "count"  # an element is a row, not a batch
         self.relation = relation
         self.elements: deque[Sequence[Row]] = deque()
         self.first = 0  # the number of the oldest element held
@@ -106,11 +102,23 @@ class TupleState:
 
     def slide(self, rows: Sequence[Row], now_us: int = 0) -> TupleSlide:
         """What adding ``rows`` would do. Nothing changes until the slide is committed."""
-        return TupleSlide(self, rows)
+        new: list[Sequence[Row]] = [rows] if len(rows) == 1 or not self.counts else list(zip(rows))
+        spec, elements = self.spec, self.elements
+        held = len(elements)
+        total = self.first + held + len(new)
+        expired: list[Any] = []
+        if total < spec.size:
+            return TupleSlide(self, rows, expired, new, 0, 0, self.windows)
+        windows = (total - spec.size) // spec.slide + 1
+        # what lies before the newest window's start has left it, and no later window reaches back to it
+        first = (windows - 1) * spec.slide
+        for i in range(first - self.first):
+            expired += elements[i] if i < held else new[i - held]
+        return TupleSlide(self, rows, expired, new, first, windows, self.windows)
 
     def still(self) -> TupleSlide:
         """Nothing came on the window's stream: nothing fires, nothing changes."""
-        return TupleSlide(self, None)
+        return TupleSlide(self, (), [], [], self.first, self.windows, self.windows)
 
     @property
     def fired(self) -> int:
