@@ -66,7 +66,8 @@ class Batcher:
         self.batches = 0  # pushed so far
         self._engine = engine
         self._border = engine.intake.border(stream)
-        engine.intake.check_numbered(self._border)
+        if stream in engine.intake.awaited:
+            raise engine.intake.unnumbered(stream)
         if count is None and interval is None and delay is None:
             raise DeclarationError(
                 f"batcher({stream!r}): say when a batch is complete: count=1000, interval='1s' (with on=), delay='50ms', "

@@ -195,7 +195,8 @@ class Engine:
             if after is not UNSET and intake.repeats(stream, source, offset, after):
                 ticket.duplicate, parts, source = True, {}, None
             if batch_id is None:
-                intake.check_numbered(border)
+                if stream in intake.awaited:
+                    raise intake.unnumbered(stream)
             else:
                 fresh = border.check_ids(parts, batch_id)
                 ticket.duplicate |= bool(parts) and not fresh

@@ -34,7 +34,7 @@ class Intake:
         self._engine = engine
         self.wait = engine.wait  # one bound method for all tickets
         self._ahead = _prefetch_plan(engine.app)
-        self._awaited = {stream.name for stream in engine.app.streams.values() if stream.awaited}
+        self.awaited = {stream.name for stream in engine.app.streams.values() if stream.awaited}
 
     def border(self, stream: str) -> Border:
         """The border stream of this name, or an error that says what to do."""
@@ -54,9 +54,10 @@ class Intake:
         """Raise when no work can be taken; deadlines that have passed are dealt with first."""
         engine = self._engine
         engine.check_open()
-        if engine.durable is not None:
+        if engine.durable is not None and not engine.durable.writer.taking:
             engine.durable.writer.check()
-        engine.merger.check()
+        if engine.merger.failed is not None:
+            engine.merger.check()
         if engine.scheduler.live:
             self.tick()
 
@@ -66,7 +67,7 @@ class Intake:
         scheduler = self._engine.scheduler
         if scheduler.idle and not scheduler.incomplete and not self._engine.outbox.subscriptions:
             return
-        if name not in self._awaited or self._unasked(name) >= self._engine.config.capacity:
+        if name not in self.awaited or self._unasked(name) >= self._engine.config.capacity:
             self.make_room(name, timeout_s)
 
     def enter_parts(
@@ -165,18 +166,17 @@ class Intake:
             )
         return False
 
-    def check_numbered(self, border: Border) -> None:
+    def unnumbered(self, stream: str) -> BatchError:
         """An answer must say which question it answers."""
-        if border.name in self._awaited:
-            raise BatchError(
-                f"{border.name} answers questions: push with batch_id= the id of the batch that asked "
-                f"(engine.questions() lists them)",
-                stream=border.name,
-            )
+        return BatchError(
+            f"{stream} answers questions: push with batch_id= the id of the batch that asked "
+            f"(engine.questions() lists them)",
+            stream=stream,
+        )
 
     def check_awaited(self, border: Border, keys: Iterable[Any], batch_id: int) -> None:
         engine = self._engine
-        if border.name not in self._awaited:
+        if border.name not in self.awaited:
             return
         for key in keys:
             execution = engine.scheduler.awaiting(border.name, key)

@@ -32,7 +32,7 @@ class Merger:
         self._looked_at = engine.sequence
         self._wanted = threading.Event()
         self._closing = False
-        self._failed: Exception | None = None
+        self.failed: Exception | None = None
         self._thread: threading.Thread | None = None
         self._every_s = engine.config.merge_every_s
         self._merged_at = engine.clock.monotonic()
@@ -79,10 +79,10 @@ class Merger:
 
     def check(self) -> None:
         """Raise when the last merge in the background failed for good, or for want of room that is still missing."""
-        if self._failed is None:
+        if self.failed is None:
             return
-        if not isinstance(self._failed, DiskFull):
-            raise self._failed
+        if not isinstance(self.failed, DiskFull):
+            raise self.failed
         self.merge()
 
     def merge(self, generation: bool = False) -> None:
@@ -107,7 +107,7 @@ class Merger:
             )
             if durable is not None:
                 durable.merged(engine.database, lsn, generation)
-            self._failed = None
+            self.failed = None
             self._merged_at = started
             took = engine.clock.monotonic() - started
             self.count, self.rows, self.seconds = self.count + 1, self.rows + rows, self.seconds + took
@@ -130,9 +130,9 @@ class Merger:
                 try:
                     self.merge()
                 except DiskFull as error:  # new work is refused until a merge succeeds
-                    self._failed = error
+                    self.failed = error
                 except Exception as error:  # reported to whoever works next
-                    self._failed = error
+                    self.failed = error
                     return
 
     def close(self) -> None:

@@ -7,45 +7,33 @@ import threading
 from collections.abc import Callable, Generator
 from typing import Any
 
+import msgspec
+
 from tidegate.errors import TidegateError
 
 _registering = threading.Lock()  # one for all: few tickets are waited for, and the others never take it
 
 
-class Ticket:
+class Ticket(msgspec.Struct, eq=False):
     """A push or a call on its way. ``done`` when every execution it caused has finished.
 
     ``result()`` waits and returns what a called procedure returned (None for a push), or raises what undid it.
     ``await ticket`` does the same in asyncio. ``duplicate`` says that a push was a repeat and changed nothing.
 
     One object each, with nothing of its own that the garbage collector would have to look at: clients that do not wait
-    keep many of them.
+    keep many of them. (A ``Struct`` because its constructor is not Python.)
     """
 
-    __slots__ = (
-        "_callbacks",
-        "_event",
-        "_wait",
-        "done",
-        "duplicate",
-        "error",
-        "ids",
-        "pending",
-        "stopped",
-        "value",
-    )
-
-    def __init__(self, wait: Callable[[Ticket, float | None], None]) -> None:
-        self._wait = wait
-        self._event: threading.Event | None = None
-        self._callbacks: list[Callable[[Ticket], None]] | None = None
-        self.ids: tuple[int, ...] = ()
-        self.duplicate = False
-        self.done = False
-        self.error: TidegateError | None = None
-        self.pending = 0
-        self.stopped = False  # it can't go on for now, for the reason in ``error``
-        self.value: Any = None
+    _wait: Callable[[Ticket, float | None], None]
+    _event: threading.Event | None = None
+    _callbacks: list[Callable[[Ticket], None]] | None = None
+    ids: tuple[int, ...] = ()
+    duplicate: bool = False
+    done: bool = False
+    error: TidegateError | None = None
+    pending: int = 0
+    stopped: bool = False  # it can't go on for now, for the reason in ``error``
+    value: Any = None
 
     @property
     def batch_ids(self) -> list[int]:

@@ -250,7 +250,7 @@ def test_no_room_for_a_background_merge_refuses_new_work(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(engine.database.base, "publish", refuse)
     engine.push("numbers", [(1,)], 1).result()
-    while engine.merger._failed is None:
+    while engine.merger.failed is None:
         pass
     with pytest.raises(DiskFull):
         engine.push("numbers", [(2,)], 2)

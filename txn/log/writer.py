@@ -61,7 +61,8 @@ class LogWriter:
         self.full: OSError | None = None
         self.failed: Exception | None = None
         self._buffer = bytearray()
-        self._changed = threading.Condition()  # guards the buffer and the numbers above
+        self._guard = threading.RLock()  # of the buffer and the numbers above
+        self._changed = threading.Condition(self._guard)
         self._syncing = threading.Lock()  # one writes and syncs at a time
         self._closed = False
         try:
@@ -82,7 +83,7 @@ class LogWriter:
         disk is full: the record then stays in the buffer, to be written before anything else.
         """
         frame = encode(record)
-        with self._changed:
+        with self._guard:
             if self.failed is not None:
                 raise self._refusal()
             if self.appended <= self.synced:
