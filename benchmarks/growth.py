@@ -1,6 +1,11 @@
 """Does a batch cost the same when there is more of everything? Ratios of large against small, measured in turn.
 
 Processor time per batch, so that others on the machine do not count; 1.0 is flat, less than 1 is slower when large.
+
+State is measured in two ways. Batches that touch rows *near one another* say whether the engine does more when there is more.
+Batches that touch rows *anywhere* find them outside the processor's caches, as they would in any structure: the same changes on a
+bare dictionary, in the same run, say how much of the difference that is. A window that holds a single pane is folded at once, one
+of many panes is not: the two are compared with their like.
 """
 
 from __future__ import annotations
@@ -9,7 +14,7 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import tidegate
@@ -22,9 +27,13 @@ Progress = Callable[[str], None]
 
 
 class Subject:
-    """An engine of some size. ``run(round)`` does some batches and returns how many; ``right()``: did they have their effect?"""
+    """An engine of some size, or what it is compared with. ``run(round)`` does some batches and returns how many;
+    ``right()``: did they have their effect?
+    """
 
-    def __init__(self, engine: Engine, run: Callable[[int], int], right: Callable[[], bool]) -> None:
+    def __init__(
+        self, engine: AbstractContextManager[Any], run: Callable[[int], int], right: Callable[[], bool]
+    ) -> None:
         self.engine = engine
         self.run = run
         self.right = right
@@ -36,16 +45,21 @@ def bench(
     """State and windows ``factor`` times as large; ten times the procedures and tables."""
     found = {}
     for name, make, small, large in (
-        ("rows of state", state, 1_000, 1_000 * factor),
+        ("rows of state, near one another", state_near, 1_000, 1_000 * factor),
+        ("rows of state, anywhere", state, 1_000, 1_000 * factor),
+        ("entries of a bare dictionary, anywhere", bare_dictionary, 1_000, 1_000 * factor),
         ("rows in a window, read by the procedure", tuple_window, 100, 100 * factor),
-        ("rows in a window, aggregated", aggregated_window, 100, 100 * factor),
+        ("rows in a window, aggregated, one pane and many", aggregated_window, 100, 100 * factor),
+        ("rows in a window, aggregated, many panes", aggregated_window, 10_000, 1_000 * factor),
         ("procedures", procedures, 3, 30),
         ("tables", tables, 3, 30),
     ):
         progress(f"{name}: {small:,} and {large:,}")
         found[name] = compare(lambda size, make=make: make(size, batches), small, large, rounds)
     return {
-        "state_ratio": found["rows of state"]["ratio"],
+        "state_ratio": found["rows of state, anywhere"]["ratio"],
+        "state_near_ratio": found["rows of state, near one another"]["ratio"],
+        "bare_dictionary_ratio": found["entries of a bare dictionary, anywhere"]["ratio"],
         "rounds": rounds,
         "correct": all(each["correct"] for each in found.values()),
         "growth": found,
@@ -79,11 +93,19 @@ def compare(make: Callable[[int], Subject], small: int, large: int, rounds: int)
 
 def state(rows: int, batches: int) -> Subject:
     """Each batch adds one to a counter, anywhere in the table."""
+    return _state(rows, batches, rows // 1_000 * 7 + 1)
+
+
+def state_near(rows: int, batches: int) -> Subject:
+    """Each batch adds one to the counter next to that of the batch before."""
+    return _state(rows, batches, 1)
+
+
+def _state(rows: int, batches: int, step: int) -> Subject:
     engine = tidegate.open(counting_app())
     for first in range(0, rows, 100_000):
         engine.call("load", first, min(first + 100_000, rows))
     engine.checkpoint()
-    step = rows // 1_000 * 7 + 1
     rounds = 0
 
     def run(number: int) -> int:
@@ -92,6 +114,26 @@ def state(rows: int, batches: int) -> Subject:
         return engine.feed("hits", [((number * 31 + i * step) % rows,) for i in range(batches)])
 
     return Subject(engine, run, lambda: engine.query("SELECT sum(n) FROM counters").scalar() == rounds * batches)
+
+
+def bare_dictionary(rows: int, batches: int) -> Subject:
+    """What :func:`state` does to memory and nothing else: rows as tuples in versions as tuples, one replaced at a time."""
+    held: dict[int, tuple[int, tuple[int, int, str]]] = {i: (0, (i, 0, f"counter {i}")) for i in range(rows)}
+    changed: dict[int, bool] = {}
+    step = rows // 1_000 * 7 + 1
+    rounds = 0
+
+    def run(number: int) -> int:
+        nonlocal rounds
+        rounds += 1
+        for i in range(batches):
+            key = (number * 31 + i * step) % rows
+            row = held[key][1]
+            changed[key] = True
+            held[key] = (i, (row[0], row[1] + 1, row[2]))
+        return batches
+
+    return Subject(nullcontext(), run, lambda: sum(row[1] for _, row in held.values()) == rounds * batches)
 
 
 def tuple_window(rows: int, batches: int) -> Subject:

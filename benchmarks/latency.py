@@ -2,6 +2,9 @@
 
 Pushes are due at fixed moments, whatever the answers do, and latency counts from the moment a push was *due*: a pause of the
 engine is felt by everything that was due in it (no coordinated omission). Percentiles are exact, from every push.
+
+A load that the machine can't carry at the moment ends all the same, half as late again as it should: ``sent`` is then below 1,
+and what was not sent counts with the wait that it had by then.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ PERCENTILES = (50.0, 90.0, 99.0, 99.9, 99.99)
 LOADS = (0.1, 0.25, 0.5, 0.75)
 
 
-def bench(seconds: float = 4.0, rounds: int = 3, progress: Progress = lambda text: None) -> dict[str, Any]:
+def bench(seconds: float = 2.0, rounds: int = 3, progress: Progress = lambda text: None) -> dict[str, Any]:
     """Milliseconds to the acknowledgement of a vote, on disk with group commit, at parts of the peak found here."""
     progress("peak")
     found = [peak(20_000) for _ in range(rounds)]
@@ -44,6 +47,7 @@ def bench(seconds: float = 4.0, rounds: int = 3, progress: Progress = lambda tex
         loads[f"{load:.0%} of peak"] = {
             "votes_per_s": round(highest * load),
             **{name: round(statistics.median(run[name] for run in runs), 2) for name in runs[0]},
+            "best_p99_ms": round(min(run["p99_ms"] for run in runs), 2),
         }
     return {
         "peak_votes_per_s": round(highest),
@@ -67,21 +71,23 @@ def peak(votes: int) -> tuple[float, bool]:
         return votes / seconds, _is_right(engine, cast)
 
 
-def at_rate(rate: float, seconds: float) -> tuple[dict[str, float], bool]:
-    """Percentiles of the wait for an acknowledgement at ``rate`` votes a second."""
+def at_rate(rate: float, seconds: float, patience_s: float | None = None) -> tuple[dict[str, float], bool]:
+    """Percentiles of the wait for an acknowledgement at ``rate`` votes a second. ``patience_s``: how long it may take."""
     cast = random_votes(max(int(rate * seconds), 1))
     with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as place, start(leaderboard(), place) as engine:
         gc.collect()
-        waits = _open_loop(engine, cast, rate)
-        right = _is_right(engine, cast) and len(waits) == len(cast)
+        waits, sent = _open_loop(engine, cast, rate, 1.5 * seconds if patience_s is None else patience_s)
+        right = _is_right(engine, cast[:sent]) and len(waits) == len(cast)
     told = dict(zip(PERCENTILES, np.percentile(np.frombuffer(waits), PERCENTILES), strict=True))
-    return {**{f"p{part:g}_ms": value * 1e3 for part, value in told.items()}, "max_ms": max(waits) * 1e3}, right
+    percentiles = {f"p{part:g}_ms": value * 1e3 for part, value in told.items()}
+    return {**percentiles, "max_ms": max(waits) * 1e3, "sent": sent / len(cast)}, right
 
 
-def _open_loop(engine: Engine, cast: list[Vote], rate: float) -> array[float]:
+def _open_loop(engine: Engine, cast: list[Vote], rate: float, patience_s: float) -> tuple[array[float], int]:
+    """The waits of all votes, and how many were sent before patience ran out."""
     waits = array("d")
     now = time.perf_counter
-    ticket = None
+    sent = 0
     begin = now()
     for number, vote in enumerate(cast):
         due = begin + number / rate
@@ -89,9 +95,13 @@ def _open_loop(engine: Engine, cast: list[Vote], rate: float) -> array[float]:
             time.sleep(min(ahead, 0.0005))
         ticket = engine.push("votes_in", [vote])
         ticket.add_done_callback(lambda _, due=due: waits.append(now() - due))  # type: ignore[misc]
-    if ticket is not None:
-        ticket.result()
-    return waits
+        sent += 1
+        if now() - begin > patience_s:
+            break
+    ticket.result()
+    ended = now()
+    waits.extend(max(ended - begin - number / rate, 0.0) for number in range(sent, len(cast)))
+    return waits, sent
 
 
 def _is_right(engine: Engine, cast: list[Vote]) -> bool:

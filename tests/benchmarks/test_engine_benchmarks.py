@@ -57,12 +57,13 @@ def test_growth_compares_engines_that_do_the_same() -> None:
     assert {(each["small"], each["large"]) for each in facts["growth"].values()} == {
         (1_000, 2_000),
         (100, 200),
+        (10_000, 2_000),
         (3, 30),
     }
     broken = growth.procedures(3, 60)
-    with broken.engine:
+    with broken.engine as engine:
         broken.run(0)
-        broken.engine.feed("hits_0", [(1,)])
+        engine.feed("hits_0", [(1,)])
         assert not broken.right()
 
 
@@ -73,6 +74,13 @@ def test_latency_counts_from_the_moment_a_push_was_due() -> None:
     rate, right = latency.peak(200)
     assert right
     assert rate > 0
+
+
+def test_a_load_that_is_too_much_ends_and_counts_what_was_not_sent() -> None:
+    percentiles, right = latency.at_rate(1_000_000, 0.01, patience_s=0.0)  # out of patience before the first
+    assert right
+    assert percentiles["sent"] == 1 / 10_000
+    assert percentiles["max_ms"] > 0
 
 
 def test_memory_says_what_one_of_each_takes() -> None:

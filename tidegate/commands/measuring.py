@@ -72,7 +72,7 @@ def connectors(
 
 
 def latency(
-    seconds: Annotated[float, typer.Option(min=0.1, help="Seconds at each load.")] = 4.0,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Seconds at each load.")] = 2.0,
     rounds: Rounds = 3,
     as_json: Json = False,
 ) -> None:
