@@ -293,7 +293,7 @@ def verify(
     accept_changed: Annotated[bool, typer.Option(help="Re-execute with procedures that have changed since.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Run the log again from as far back as it goes and compare every table, window and waiting batch. Exit code 1: different.
+    """Run the log again from as far back as it goes and compare every table, window and emitted batch. Exit code 1: different.
 
     Example: tidegate verify data --app app.py:app
     """
@@ -303,8 +303,12 @@ def verify(
     with _progress("replaying") as progress:
         found = run(load_app(where), directory, accept_changed=accept_changed, progress=progress)
     facts = {**asdict(found), "same": found.same}
+    if not as_json:
+        del facts["differences"]
     _print(facts, as_json)
     if not found.same:
+        for difference in () if as_json else found.differences:
+            console.print(f"[red]different:[/] {escape(difference)}", soft_wrap=True)
         raise typer.Exit(1)
 
 
@@ -421,9 +425,21 @@ def _print(facts: dict[str, Any], as_json: bool) -> None:
         return
     table = Table(show_header=False, box=None)
     for name, value in facts.items():
-        shown = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
-        table.add_row(f"[bold]{name}[/]", shown)
+        table.add_row(f"[bold]{name}[/]", escape(_shown(value)))
     console.print(table)
+
+
+def _shown(value: Any) -> str:
+    match value:
+        case bool():
+            return "yes" if value else "no"
+        case int():
+            return f"{value:,}"
+        case dict():
+            return ", ".join(f"{name} {_shown(part)}" for name, part in value.items()) or "-"
+        case list():
+            return ", ".join(map(_shown, value)) or "-"
+    return str(value)
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
 """The engine's own state, written in the same DuckDB transaction as the tables, and read back when it opens.
 
 Besides the tables that is: the sequence number, the batch-ids accepted on every border stream, window contents, aborts
-and dead letters, and everything accepted but unfinished: executions that wait (for a person, a lock, a batch) with their
-inputs, and the old row versions that they may still read.
+and dead letters, a fingerprint of what was emitted, and everything accepted but unfinished: executions that wait (for a
+person, a lock, a batch) with their inputs, and the old row versions that they may still read.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ def saved_state(engine: Engine, lsn: int) -> dict[str, Any]:
         "schemas": {name: columns_of(schema) for name, schema in engine.app.tables.items()},
         "offsets": {source: to_json(offset) for source, offset in engine.offsets.items()},
         "subscriptions": engine.outbox.saved(),
+        "emitted": engine.runtime.emitted.save(),
         "sequence": engine.sequence,
         "borders": {
             name: [[to_json(key), s.last, s.digests] for key, s in border.sequences.items()]
@@ -113,6 +114,7 @@ def restore(engine: Engine, meta: Mapping[str, Any]) -> None:
     engine.sequence = meta["sequence"]
     engine.offsets.update({source: from_json(offset) for source, offset in meta["offsets"].items()})
     engine.outbox.restore(meta["subscriptions"])
+    engine.runtime.emitted.restore(meta.get("emitted"), engine.sequence)
     for name, sequences in meta["borders"].items():
         for key, last, digests in sequences if name in engine.borders else ():
             sequence = engine.borders[name].sequences[from_json(key)] = Sequence()

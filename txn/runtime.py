@@ -20,6 +20,7 @@ from tidegate.storage.database import Database, Readers
 from tidegate.storage.schema import Key, Row
 from tidegate.storage.view import WriteSet
 from tidegate.streams.batch import Batch
+from tidegate.streams.emitted import Emitted
 from tidegate.streams.windows.ahead import Ahead
 from tidegate.streams.windows.backends import REFERENCE, Evaluation
 from tidegate.txn.log.record import to_us
@@ -54,6 +55,9 @@ class Runtime:
         self.ahead = Ahead(windows) if windows else None
         self.listeners: dict[str, list[Callable[[Position, Batch], None]]] = {}
         self.changelogs: Mapping[str, Changes] = {}  # by table
+        durable = database.base.path is not None  # in memory there is nothing to compare with later
+        self.emitted = Emitted({name: graph.keyed[name] is not None for name in graph.producer_of} if durable else {})
+        self._recorded = self.emitted.streams
 
     def begin(
         self,
@@ -203,6 +207,9 @@ class Runtime:
         if txn.slides:
             for slide in txn.slides.values():
                 slide.commit()
+        if self._recorded:
+            for name, batch in txn.emitted.items():
+                self._recorded[name].add(txn.position, batch)
         if self.listeners:
             for name, batch in txn.emitted.items():
                 for listener in self.listeners.get(name, ()):

@@ -1,16 +1,42 @@
-"""Verifying a directory compares what durable subscribers have not had yet, too."""
+"""Verifying a directory compares all that was emitted since the oldest record it runs again, not only what still waits."""
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
-from recovering import make_numbers, push
+from recovering import let_go, make_numbers, push
 
 import tidegate
+from tidegate import App, Batch, Transaction
+from tidegate.backup import backup_directory
 from tidegate.verify import verify
 
 MODES = ("weak", "strong", "effects")
+
+
+def make_echo(shown: Any = lambda batch: batch[0].n, *, keyed: bool = False, recovery: Any = "weak") -> App:
+    """numbers → echo → echoes: touches no table, so that nothing but what it emits can differ."""
+    app = App("echo", recovery=recovery)
+    app.stream("numbers", "k INTEGER NOT NULL, n BIGINT NOT NULL", border=True, key="k" if keyed else None)
+    app.stream("echoes", "k INTEGER, n BIGINT")
+
+    @app.procedure(inputs="numbers", outputs="echoes")
+    def echo(txn: Transaction, numbers: Batch) -> None:
+        said = shown(numbers)
+        if said is not None:
+            txn.emit("echoes", k=numbers[0].k, n=said)
+
+    return app
+
+
+def echoed(app: App, path: Path, count: int, **settings: Any) -> None:
+    with tidegate.open(app, path, **settings) as engine:
+        for n in range(1, count + 1):
+            engine.push("numbers", [(n % 5, n)])
+        engine.run_until_idle()
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -24,7 +50,8 @@ def test_waiting_batches_are_compared(mode: str, tmp_path: Path) -> None:
         subscription.ack(subscription.take(2))
     found = verify(app, tmp_path / "d")
     assert found.differences == []
-    assert found.batches == 7
+    assert found.waiting == 7
+    assert found.emitted == {"sums": 9}
 
 
 def test_a_lost_batch_is_a_difference(tmp_path: Path) -> None:
@@ -35,3 +62,121 @@ def test_a_lost_batch_is_a_difference(tmp_path: Path) -> None:
         del subscription.waiting[None, 2]  # the base will say that it was acknowledged, the log does not
     (told,) = verify(app, tmp_path / "d").differences
     assert told.startswith("batch waiting for ('reader', None, 2): stored 'nothing', re-executed [(3,)]")
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+@pytest.mark.parametrize("mode", ["weak", "strong"])
+def test_a_batch_that_does_not_come_again_is_named(mode: str, keyed: bool, tmp_path: Path) -> None:
+    """A procedure that depends on the outside, once: whoever has read the batch by now has read something else."""
+    chance = itertools.chain([7], itertools.repeat(0))
+    app = make_echo(lambda batch: batch[0].n + (next(chance) if batch[0].n == 13 else 0), keyed=keyed, recovery=mode)
+    echoed(app, tmp_path / "d", 20)
+    (told,) = verify(app, tmp_path / "d").differences
+    assert told == f"stream echoes: batch {'3 of key 3' if keyed else 13} differs"
+
+
+def test_a_changed_procedure_is_found(tmp_path: Path) -> None:
+    echoed(make_echo(), tmp_path / "d", 500)
+    changed = make_echo(lambda batch: None if batch[0].n == 300 else batch[0].n)
+    (told,) = verify(changed, tmp_path / "d").differences
+    assert told == (
+        "stream echoes: one of the 8 batches after batch 296 up to batch 304 differs (stored 500 batches, re-executed 499)"
+    )
+
+
+def test_rows_in_another_order_are_a_difference(tmp_path: Path) -> None:
+    def make(backwards: bool) -> App:
+        app = App("pairs")
+        app.stream("numbers", "n BIGINT NOT NULL", border=True)
+        app.stream("pairs", "n BIGINT")
+
+        @app.procedure(inputs="numbers", outputs="pairs")
+        def pair(txn: Transaction, numbers: Batch) -> None:
+            rows = [(numbers[0].n,), (-numbers[0].n,)]
+            txn.emit("pairs", rows[::-1] if backwards and numbers[0].n == 2 else rows)
+
+        return app
+
+    with tidegate.open(make(False), tmp_path / "d") as engine:
+        push(engine, 1, 3)
+    assert verify(make(False), tmp_path / "d").differences == []
+    assert verify(make(True), tmp_path / "d").differences == ["stream pairs: batch 2 differs"]
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+@pytest.mark.parametrize("mode", MODES)
+def test_no_run_counts_a_batch_twice(mode: str, keyed: bool, tmp_path: Path) -> None:
+    """Live on threads, killed between checkpoints, recovered, rebuilt from the whole log: the same fingerprints."""
+    app = make_echo(keyed=keyed, recovery=mode)
+    for number, settings in enumerate(({"executor": "threads"}, {}, {"executor": "threads"})):
+        engine = tidegate.open(app, tmp_path / "d", **settings)
+        for n in range(100):
+            engine.push("numbers", [(k, 100 * number + n) for k in range(3)] if keyed else [(n % 3, n)])
+            if n == 50:
+                engine.checkpoint()
+        engine.run_until_idle()
+        engine.durable.sync()
+        let_go(engine)
+    found = verify(app, tmp_path / "d")
+    assert found.differences == []
+    assert found.emitted == {"echoes": 900 if keyed else 300}
+    (tmp_path / "d" / "base.duckdb").unlink()
+    with tidegate.open(app, tmp_path / "d") as engine:
+        assert engine.recovery.notes
+    found = verify(app, tmp_path / "d")
+    assert (found.differences, found.since) == ([], "the beginning")
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+def test_a_log_that_begins_with_a_generation(keyed: bool, tmp_path: Path) -> None:
+    """What was emitted before the oldest record is counted, but not run again; what was emitted since is compared."""
+    chance = itertools.chain([5], itertools.repeat(0))
+    app = make_echo(lambda batch: batch[0].n + (next(chance) if batch[0].n == 95 else 0), keyed=keyed)
+    with tidegate.open(app, tmp_path / "d") as engine:
+        engine.durable.writer._segment_bytes = 1_000
+        for n in range(1, 101):
+            engine.push("numbers", [(0, n)]).result()
+            if n % 10 == 0 and n <= 80:
+                engine.checkpoint(generation=True)
+    backup_directory(tmp_path / "d", tmp_path / "copy")
+    for copy in ("d", "copy"):
+        found = verify(app, tmp_path / copy)
+        assert found.since.startswith("generation")
+        assert found.emitted["echoes"] < 100
+        (told,) = found.differences
+        place = (
+            "2 batches of key 0 with batch-ids from 94 to 95"
+            if keyed
+            else "the 2 batches after batch 94 up to batch 96"
+        )
+        assert told == f"stream echoes: one of {place} differs"
+        chance = itertools.chain([5], itertools.repeat(0))  # as it was: this time the same comes out
+        assert verify(app, tmp_path / copy).differences == []
+
+
+def test_a_directory_without_fingerprints_is_verified_without_them(tmp_path: Path) -> None:
+    app = make_numbers("weak")
+    with tidegate.open(app, tmp_path / "d") as engine:
+        push(engine, 1, 3)
+        engine.runtime.emitted.save = lambda: None  # type: ignore[method-assign]
+    with tidegate.open(app, tmp_path / "d") as engine:
+        assert engine.runtime.emitted.since == 3
+        push(engine, 4, 5)
+    found = verify(app, tmp_path / "d")
+    assert (found.differences, found.emitted) == ([], {})
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+def test_text_that_is_no_unicode_does_not_stand_in_the_way(keyed: bool, tmp_path: Path) -> None:
+    app = App("surrogates")
+    app.stream("numbers", "n BIGINT NOT NULL", border=True, key="n" if keyed else None)
+    app.stream("texts", "t VARCHAR")
+
+    @app.procedure(inputs="numbers", outputs="texts")
+    def tell(txn: Transaction, numbers: Batch) -> None:
+        txn.emit("texts", t="\ud800" if numbers[0].n == 2 else "fine")
+
+    with tidegate.open(app, tmp_path / "d") as engine:
+        push(engine, 1, 3)
+    found = verify(app, tmp_path / "d")
+    assert (found.differences, found.emitted) == ([], {"texts": 3})
