@@ -22,7 +22,7 @@ from tidegate.storage.schema import Relation
 from tidegate.streams.windows.columns import Array, Columns
 from tidegate.streams.windows.fields import ROWS, Field
 from tidegate.streams.windows.kinds import WindowSpec
-from tidegate.streams.windows.panes import PaneState, Part, Partials, results_of
+from tidegate.streams.windows.panes import Names, PaneState, Part, Partials, results_of
 from tidegate.streams.windows.results import ResultRows, Results
 from tidegate.streams.windows.states import Frontier, Taken
 from tidegate.streams.windows.times import NEVER, Step
@@ -43,20 +43,29 @@ class Run(NamedTuple):
 
 
 class Groups(NamedTuple):
-    """The runs of one key and one block each: where each begins and ends; and the group of each pane."""
+    """The runs of one key and one block each: where each begins and ends; and the group of each pane.
+
+    ``at``: the key's place in the state (0 for those it has not); ``fresh``: it is not the block the state has in progress.
+    """
 
     starts: Array
     ends: Array
     code: Array
     block: Array
+    at: Array
+    fresh: Array
     of: Array
 
 
 class Suffixes(NamedTuple):
-    """Blocks that became complete: their groups, ascending, and the merges from each of their panes to the end."""
+    """Blocks that became complete: their groups, ascending, and the merges from each of their panes to the end.
+
+    ``row``: of each group the row in these tables that its windows begin in, or -1.
+    """
 
     groups: Array
     tables: Partials  # [block, pane]
+    row: Array
 
 
 class BlockState(PaneState):
@@ -76,7 +85,7 @@ class BlockState(PaneState):
     def _make_room(self, room: int) -> None:
         self.slots = 1  # the ring has the open pane only
         super()._make_room(room)
-        n = self.per_window
+        n = self.per_window + 1  # the last column is always empty: the end of a block behind its last pane
         self.newest: Array = np.full(room, NEVER, "i8")  # the last pane with rows
         self.block: Array = np.full(room, NEVER, "i8")  # the block in progress
         self.suffix_block: Array = np.full(room, NEVER, "i8")
@@ -112,7 +121,7 @@ class BlockState(PaneState):
         reached = np.full((count, 1), self.complete_to)
         needed = reached // n * n if self.landmark else reached - n + 1
         merged = self.suffix[ROWS][:count]
-        filled = self.panes[ROWS][:count] > 0, merged > np.append(merged[:, 1:], np.zeros((count, 1)), axis=1)
+        filled = self.panes[ROWS][:count, :n] > 0, merged[:, :n] > merged[:, 1:]
         blocks = self.block[:count, None], self.suffix_block[:count, None]
         live = [f & (b > NEVER) & (b * n + np.arange(n) >= needed) for f, b in zip(filled, blocks, strict=True)]
         opened = (self.tags[:count] >= reached) & (self.tags[:count] > NEVER)
@@ -133,10 +142,11 @@ class BlockState(PaneState):
 
     def _counted(self, part: Part) -> Run:
         """Panes of tuples: those whose last row has come."""
-        reached = (part.seen + part.lengths)[part.key]
-        done = np.flatnonzero((part.pane + 1) * self.pane <= reached)
-        partials = {name: array[done] for name, array in part.partials.items()}
-        return Run(part.codes[part.key[done]], part.key[done], part.pane[done], partials)
+        complete = (part.seen + part.lengths) // self.pane
+        done = (part.pane < complete.take(part.key)).nonzero()[0]
+        partials = {name: array.take(done, axis=0) for name, array in part.partials.items()}
+        local = part.key.take(done)
+        return Run(part.codes.take(local), local, part.pane.take(done), partials)
 
     def _passed(self, part: Part, frontier: Frontier) -> Run:
         """Panes of time or batches: those that the frontier has passed, those without rows too where a window needs them."""
@@ -185,82 +195,99 @@ class BlockState(PaneState):
         return both[0, fresh], both[1, fresh]
 
     def _groups(self, run: Run) -> Groups:
-        block = run.pane // self.per_window
-        changes = np.flatnonzero((block[1:] != block[:-1]) | (run.code[1:] != run.code[:-1])) + 1
-        starts = np.concatenate([np.zeros(int(len(block) > 0), "i8"), changes])
-        ends = np.concatenate([changes, np.full(int(len(block) > 0), len(block))])
-        return Groups(starts, ends, run.code[starts], block[starts], np.repeat(np.arange(len(starts)), ends - starts))
+        block, count = run.pane // self.per_window, len(run.pane)
+        change = block[1:] != block[:-1]
+        change |= run.code[1:] != run.code[:-1]
+        inner = change.nonzero()[0]
+        edges = np.zeros(len(inner) + 2 if count else 1, "i8")
+        edges[1:-1], edges[-1] = inner + 1, count
+        starts, ends = edges[:-1], edges[1:]
+        code, block = run.code.take(starts), block.take(starts)
+        at, known = self._stored(code)
+        fresh = self.block.take(at) != block
+        if known is not True:
+            fresh |= ~known
+        return Groups(starts, ends, code, block, at, fresh, np.arange(len(starts)).repeat(ends - starts))
+
+    def _prefixes(self, run: Run, groups: Groups) -> Partials:
+        """For each pane, the merge of its block up to it."""
+        before: Partials = {}
+        for f in self.fields:
+            before[f.name] = carried = self.prefix[f.name].take(groups.at, axis=0)
+            carried[groups.fresh] = f.identity()
+        had = has = None
+        if self.asks:
+            had = ~groups.fresh if self.by_count else before[ROWS] > 0
+            has = self._has(run.partials, len(run.code))
+        found: Partials = {f.name: np.empty_like(run.partials[f.name]) for f in self.fields}
+        for table in tables_of(groups):
+            has_row = None if has is None else table.of(has)
+            had_row = None if had is None else had[table.groups]
+            for f in self.fields:
+                row = table.of(run.partials[f.name])
+                table.put(found[f.name], f.scan(row, has_row, before[f.name][table.groups], had_row))
+        return found
 
     def _has(self, partials: Partials, count: int) -> Array:
         """Which of these complete panes have rows? Those of tuples always do."""
         return np.ones(count, bool) if self.by_count else partials[ROWS] > 0
 
-    def _prefixes(self, run: Run, groups: Groups) -> Partials:
-        """For each pane, the merge of its block up to it."""
-        at, known = self._stored(groups.code)
-        continued = known & (self.block[at] == groups.block)
-        fresh = np.flatnonzero(~continued)
-        before: Partials = {}
-        for f in self.fields:
-            before[f.name] = carried = self.prefix[f.name][at]
-            carried[fresh] = f.identity()
-        had = continued if self.by_count else before[ROWS] > 0
-        has = self._has(run.partials, len(run.code))
-        found: Partials = {f.name: np.empty_like(run.partials[f.name]) for f in self.fields}
-        column = np.arange(len(run.code)) - groups.starts[groups.of]
-        for table in tables_of(groups.ends - groups.starts, groups.of, column):
-            has_row, had_row = table.of(has, False), had[table.groups]
-            for f in self.fields:
-                row = table.of(run.partials[f.name], f.identity())
-                table.put(found[f.name], f.scan(row, has_row, before[f.name][table.groups], had_row))
-        return found
-
     def _suffixes(self, run: Run, groups: Groups) -> Suffixes:
         """Of each block that becomes complete, the merges from each of its panes to its end."""
-        n = self.per_window
-        complete = run.pane[groups.ends - 1] % n == n - 1
-        which = np.flatnonzero(complete)
+        n, none = self.per_window, np.full(len(groups.code), -1)
+        complete = run.pane.take(groups.ends - 1) % n == n - 1
+        which = complete.nonzero()[0]
         if not len(which):
-            return Suffixes(which, {})
-        code = groups.code[which]
-        inside = np.flatnonzero(complete[groups.of])
-        place = (np.cumsum(complete) - 1)[groups.of[inside]] * n + run.pane[inside] % n
-        at, known = self._stored(code)
-        fresh = np.flatnonzero(~(known & (self.block[at] == groups.block[which])))
-        tables: Partials = {}
+            return Suffixes(which, {}, none)
+        row = none.copy()
+        row[which] = np.arange(len(which))
+        inside = complete.take(groups.of).nonzero()[0]
+        place = row.take(groups.of.take(inside)) * (n + 1) + run.pane.take(inside) % n
+        at, tables = groups.at.take(which), {}
         for f in self.fields:
-            tables[f.name] = table = self.panes[f.name][at]
-            table[fresh] = f.identity()
-            _flat(table)[place] = run.partials[f.name][inside]
-        has = np.ones((len(which), n), bool) if self.by_count else tables[ROWS] > 0
-        return Suffixes(which, {f.name: f.scan_back(tables[f.name], has) for f in self.fields})
+            tables[f.name] = table = self.panes[f.name].take(at, axis=0)
+            if not self.by_count:
+                table[groups.fresh.take(which)] = f.identity()
+            _flat(table)[place] = run.partials[f.name].take(inside, axis=0)
+        has = None
+        if self.asks:
+            has = np.arange(n + 1) < np.full((len(which), 1), n) if self.by_count else tables[ROWS] > 0
+        for f in self.fields:
+            tables[f.name] = f.scan_back(tables[f.name], has)
+        follows = groups.code[1:] == groups.code[:-1]
+        follows &= groups.block[1:] == groups.block[:-1] + 1
+        none[1:][follows] = row[:-1][follows]
+        return Suffixes(which, tables, none)
 
     # ---- what fires
 
     def _fired(self, part: Part, run: Run, groups: Groups, prefix: Partials, suffixes: Suffixes | None) -> ResultRows:
         n, s = self.per_window, self.per_slide
-        first = run.pane // n * n if self.landmark else run.pane + 1 - n
-        ends = np.ones(len(first), bool) if self.landmark or s == 1 else first % s == 0
-        if not self.spec.by_time:
-            ends &= first >= 0
-        if not ends.any():
+        first = run.pane // n * n if self.landmark else run.pane + (1 - n)
+        ends = first >= (NEVER if self.spec.by_time else 0)
+        if s > 1 and not self.landmark:
+            ends &= first % s == 0
+        which = ends.nonzero()[0]
+        if not len(which):
             return self.results.none()
-        which: Any = slice(None) if ends.all() else np.flatnonzero(ends)
-        merged = {name: array[which] for name, array in prefix.items()}
+        names = self._names(part)
+        which = which.take(self._order(part, run, names, which))
+        code, pane = run.code.take(which), run.pane.take(which)
+        merged = {name: array.take(which, axis=0) for name, array in prefix.items()}
         if suffixes is not None:
-            merged = self._with_suffix(run.code[which], first[which], groups, groups.of[which], merged, suffixes)
+            merged = self._with_suffix(pane, groups, groups.of.take(which), merged, suffixes)
+        number = pane if self.landmark else first.take(which) // s
         if not self.by_count and not (some := merged[ROWS] > 0).all():
-            which = np.flatnonzero(ends)[some]
-            merged = {name: array[some] for name, array in merged.items()}
-        number = run.pane[which] if self.landmark else first[which] // s
-        code, names = run.code[which], self._names(part)
-        if self.by_count:
-            row = (run.pane[which] + 1) * self.pane + (part.groups.starts - 1 - part.seen)[run.local[which]]
-            order = np.argsort(row if part.groups.order is None else part.groups.order[row], kind="stable")
-        else:
-            order = np.lexsort([names.ranks(code), number])
-        merged = {name: array[order] for name, array in merged.items()}
-        return results_of(self, names, code[order], number[order], merged)
+            code, number, merged = code[some], number[some], {name: array[some] for name, array in merged.items()}
+        return results_of(self, names, code, number, merged)
+
+    def _order(self, part: Part, run: Run, names: Names, which: Array) -> Array:
+        """Windows of tuples come in the order of their last rows, others by number and key."""
+        pane = run.pane.take(which)
+        if not self.by_count:
+            return np.lexsort([names.ranks(run.code.take(which)), pane])
+        row = (pane + 1) * self.pane + (part.groups.starts - 1 - part.seen).take(run.local.take(which))
+        return np.argsort(row if part.groups.order is None else part.groups.order.take(row))
 
     def bounds(self, numbers: Array) -> tuple[Array, Array]:
         if not self.landmark:
@@ -272,35 +299,29 @@ class BlockState(PaneState):
         return ends - starts
 
     def _with_suffix(
-        self, code: Array, first: Array, groups: Groups, group: Array, merged: Partials, suffixes: Suffixes
+        self, pane: Array, groups: Groups, group: Array, merged: Partials, suffixes: Suffixes
     ) -> Partials:
-        """Put the end of the block before in front of the windows' prefixes: one stored, or of the group before."""
+        """Put the end of the block before in front of the windows' prefixes: one stored, or one just completed."""
         n = self.per_window
-        block = first // n
-        slot = first - block * n
-        inside = slot > 0  # others begin with a block, and are its prefix
-        at, known = self._stored(code)
-        had = known & (self.suffix_block[at] == block) & inside
-        anew = taken = np.empty(0, "i8")
-        if len(suffixes.groups):
-            row = np.full(len(groups.code) + 1, -1)
-            row[suffixes.groups] = np.arange(len(suffixes.groups))
-            before = group - 1
-            new = (row[before] >= 0) & (groups.code[before] == code) & (groups.block[before] == block) & inside
-            had |= new
-            anew = np.flatnonzero(new)
-            taken = row[before[anew]] * n + slot[anew]
-        place, none = at * n + slot, np.flatnonzero(~had)
+        slot = pane % n + 1  # n: the window begins with its block, and is the prefix
+        row = suffixes.row.take(group)
+        anew = (row >= 0).nonzero()[0] if suffixes.tables else row[:0]
+        place, taken = groups.at.take(group) * (n + 1) + slot, row.take(anew) * (n + 1) + slot.take(anew)
         front = {}
         for f in self.fields:
             front[f.name] = table = _flat(self.suffix[f.name]).take(place, axis=0)
             if len(anew):
                 table[anew] = _flat(suffixes.tables[f.name]).take(taken, axis=0)
-            if len(none):
-                table[none] = f.identity()
-        if not self.by_count:
-            had = front[ROWS] > 0
-        has = self._has(merged, len(code))
+        if not self.by_count:  # there, every pane has rows, and every block its suffix
+            known = groups.code < len(self.keys)
+            stored = known & (self.suffix_block.take(groups.at) == groups.block - 1) | (suffixes.row >= 0)
+            none = ~stored.take(group)
+            for f in self.fields:
+                front[f.name][none] = f.identity()
+        had = has = None
+        if self.asks:
+            had = slot < n if self.by_count else front[ROWS] > 0
+            has = self._has(merged, len(pane))
         return {f.name: f.merge(front[f.name], merged[f.name], had, has) for f in self.fields}
 
     # ---- commit
@@ -321,22 +342,30 @@ class BlockState(PaneState):
             for name, table in suffixes.tables.items():
                 self.suffix[name][code] = table
         if len(run.code):
-            last = np.ones(len(groups.code), bool)
-            last[:-1] = groups.code[1:] != groups.code[:-1]
-            anew = groups.code[last & (self.block[groups.code] != groups.block)]
-            inside = np.flatnonzero(last[groups.of])
-            place = run.code[inside] * self.per_window + run.pane[inside] % self.per_window
-            tail = groups.ends[last] - 1
-            for f in self.fields:
-                self.panes[f.name][anew] = f.identity()
-                _flat(self.panes[f.name])[place] = run.partials[f.name][inside]
-                self.prefix[f.name][groups.code[last]] = prefix[f.name][tail]
-            self.block[groups.code[last]] = groups.block[last]
+            self._go_on(run, groups, prefix)
         if not self.by_count:
             filled = run.partials[ROWS] > 0
             self.newest[run.code[filled]] = run.pane[filled]  # ascending within a key
             self.complete_to = max(self.complete_to, frontier.after // self.pane)
         self._let_go()
+
+    def _go_on(self, run: Run, groups: Groups, prefix: Partials) -> None:
+        """Keep the panes of the blocks in progress, and their merge."""
+        n = self.per_window
+        last = np.ones(len(groups.code), bool)  # of its key
+        np.not_equal(groups.code[1:], groups.code[:-1], out=last[:-1])
+        code, tail = groups.code[last], groups.ends[last] - 1
+        place, inside = run.code * (n + 1) + run.pane % n, None
+        if not self.by_count:  # where panes are missing, none of an earlier block may stand
+            inside = last.take(groups.of).nonzero()[0]
+            place, anew = place.take(inside), groups.code[last & groups.fresh]
+            for f in self.fields:
+                self.panes[f.name][anew] = f.identity()
+        for f in self.fields:
+            partials = run.partials[f.name]
+            _flat(self.panes[f.name])[place] = partials if inside is None else partials.take(inside, axis=0)
+            self.prefix[f.name][code] = prefix[f.name].take(tail, axis=0)
+        self.block[code] = groups.block[last]
 
     # ---- what is held
 
@@ -394,9 +423,9 @@ class Table(NamedTuple):
     panes: Array | slice
     place: Array
 
-    def of(self, partials: Array, filler: Any) -> Array:
-        table = np.empty((self.height, self.width, *partials.shape[1:]), partials.dtype)
-        table[:] = filler
+    def of(self, partials: Array) -> Array:
+        """What stands behind a group's last pane is never looked at."""
+        table = np.zeros((self.height, self.width, *partials.shape[1:]), partials.dtype)
         _flat(table)[self.place] = partials[self.panes]
         return table
 
@@ -404,16 +433,15 @@ class Table(NamedTuple):
         found[self.panes] = _flat(table).take(self.place, axis=0)
 
 
-def tables_of(lengths: Array, group: Array, column: Array) -> Iterator[Table]:
-    """All groups, in one table unless it would be mostly empty: then none stands beside one of more than twice its length.
-
-    ``group``, ``column``: the group of each pane, and its place in it.
-    """
+def tables_of(groups: Groups) -> Iterator[Table]:
+    """All groups, in one table unless it would be mostly empty: then none stands beside one of more than twice its length."""
+    lengths, every = groups.ends - groups.starts, slice(None)
     if not len(lengths):
         return
+    column = np.arange(len(groups.of)) - groups.starts.take(groups.of)
     width = int(lengths.max())
-    if len(lengths) * width <= ROOMY * len(group):
-        yield Table(len(lengths), width, slice(None), slice(None), group * width + column)
+    if len(lengths) * width <= ROOMY * len(column):
+        yield Table(len(lengths), width, every, every, groups.of * width + column)
         return
     left = np.arange(len(lengths))
     while len(left):
@@ -422,5 +450,5 @@ def tables_of(lengths: Array, group: Array, column: Array) -> Iterator[Table]:
         which, left = left[~small], left[small]
         row = np.full(len(lengths), -1)
         row[which] = np.arange(len(which))
-        panes = np.flatnonzero(row[group] >= 0)
-        yield Table(len(which), width, which, panes, row[group[panes]] * width + column[panes])
+        panes = np.flatnonzero(row[groups.of] >= 0)
+        yield Table(len(which), width, which, panes, row[groups.of[panes]] * width + column[panes])

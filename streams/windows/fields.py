@@ -17,6 +17,7 @@ import numpy as np
 from tidegate.streams.windows.columns import Array, Columns
 
 LONG = 1_000  # rows to a segment
+Has = Any  # which panes have rows, as an array; None where no field of the window asks
 ROWS = ("Counted", None)  # the field that says how many rows a pane has
 
 
@@ -47,6 +48,7 @@ class Field(ABC):
     """One number (or a few) per pane. Equal fields of several aggregates are kept once."""
 
     width = 1
+    asks = False  # does a merge ask which panes have rows?
 
     def __init__(self, column: str | None, dtype: Any = None) -> None:
         self.column = column
@@ -68,34 +70,37 @@ class Field(ABC):
         """The segments' partials, going on from ``carried`` where ``continued`` says there was something."""
 
     @abstractmethod
-    def merge(self, one: Array, two: Array, has_one: Array, has_two: Array) -> Array:
+    def merge(self, one: Array, two: Array, has_one: Has, has_two: Has) -> Array:
         """The partials of panes ``one`` followed by ``two``; either may have no rows."""
 
-    def merged(self, table: Array, has: Array) -> Array:
+    def merged(self, table: Array, has: Has) -> Array:
         """Panes ``table[0]``, ``table[1]``, … merged from left to right."""
         total: Array = table[0]
-        some = has[0]
-        for one, it_has in zip(table[1:], has[1:], strict=True):
-            total = self.merge(total, one, some, it_has)
-            some = some | it_has
+        some = None if has is None else has[0]
+        for i in range(1, len(table)):
+            total = self.merge(total, table[i], some, None if has is None else has[i])
+            some = None if has is None else some | has[i]
         return total
 
-    def scan(self, table: Array, has: Array, before: Array, had: Array) -> Array:
-        """Of each row of ``table``, merged partials of the first, the first two, …, with ``before`` in front of them."""
-        found = np.empty_like(table)
-        for i in range(table.shape[1]):
-            found[:, i] = before = self.merge(before, table[:, i], had, has[:, i])
-            had = had | has[:, i]
-        return found
+    def scan(self, table: Array, has: Has, before: Array, had: Has) -> Array:
+        """Of each row of ``table``, merged partials of the first, the first two, …, with ``before`` in front of them.
 
-    def scan_back(self, partials: Array, has: Array) -> Array:
-        """Of each row of ``partials``, merged partials of all, all but the first, …, folded from the last one backwards."""
-        found = partials.copy()
-        some = has[:, -1]
-        for i in range(partials.shape[1] - 2, -1, -1):
-            found[:, i] = self.merge(partials[:, i], found[:, i + 1], has[:, i], some)
-            some = some | has[:, i]
-        return found
+        The table becomes what is found; likewise in ``scan_back``.
+        """
+        for i in range(table.shape[1]):
+            now = None if has is None else has[:, i]
+            table[:, i] = before = self.merge(before, table[:, i], had, now)
+            had = None if now is None else had | now
+        return table
+
+    def scan_back(self, table: Array, has: Has) -> Array:
+        """Of each row of ``table``, merged partials of all, all but the first, …, folded from the last one backwards."""
+        some = None if has is None else has[:, -1]
+        for i in range(table.shape[1] - 2, -1, -1):
+            now = None if has is None else has[:, i]
+            table[:, i] = self.merge(table[:, i], table[:, i + 1], now, some)
+            some = None if now is None else some | now
+        return table
 
     def _values(self, columns: Columns, segments: Segments) -> tuple[Array, Array, bool]:
         """The column's values that are not NULL, the segment of each, and whether that is all of them."""
@@ -117,23 +122,24 @@ class _Ufunc(Field):
     ufunc: np.ufunc
     in_order = False
 
-    def merge(self, one: Array, two: Array, has_one: Array, has_two: Array) -> Array:
+    def merge(self, one: Array, two: Array, has_one: Has, has_two: Has) -> Array:
         merged: Array = self.ufunc(one, two)
         return merged
 
-    def merged(self, table: Array, has: Array) -> Array:
+    def merged(self, table: Array, has: Has) -> Array:
         # numpy adds floats of one column in another order than those of several; accumulate does not
         found: Array = self.ufunc.accumulate(table, axis=0)[-1] if self.in_order else self.ufunc.reduce(table, axis=0)
         return found
 
-    def scan(self, table: Array, has: Array, before: Array, had: Array) -> Array:
+    def scan(self, table: Array, has: Has, before: Array, had: Has) -> Array:
         table[:, 0] = self.ufunc(before, table[:, 0])
-        found: Array = self.ufunc.accumulate(table, axis=1)
-        return found
+        self.ufunc.accumulate(table, axis=1, out=table)
+        return table
 
-    def scan_back(self, partials: Array, has: Array) -> Array:
-        found: Array = self.ufunc.accumulate(partials[:, ::-1], axis=1)
-        return found[:, ::-1]
+    def scan_back(self, table: Array, has: Has) -> Array:
+        backwards = table[:, ::-1]
+        self.ufunc.accumulate(backwards, axis=1, out=backwards)
+        return table
 
 
 class Counted(_Ufunc):
@@ -247,6 +253,8 @@ class Greatest(_Extreme):
 class _Chosen(Field):
     """A value of one row, NULL not being possible."""
 
+    asks = True
+
     def identity(self) -> Any:
         return 0
 
@@ -261,7 +269,7 @@ class Earliest(_Chosen):
     def fold(self, columns: Columns, segments: Segments, carried: Array, continued: Array) -> Array:
         return np.where(continued, carried, self._all(columns)[segments.starts])
 
-    def merge(self, one: Array, two: Array, has_one: Array, has_two: Array) -> Array:
+    def merge(self, one: Array, two: Array, has_one: Has, has_two: Has) -> Array:
         return np.where(has_one, one, two)
 
 
@@ -272,7 +280,7 @@ class Latest(_Chosen):
         found: Array = self._all(columns)[segments.ends - 1]
         return found
 
-    def merge(self, one: Array, two: Array, has_one: Array, has_two: Array) -> Array:
+    def merge(self, one: Array, two: Array, has_one: Has, has_two: Has) -> Array:
         return np.where(has_two, two, one)
 
 
@@ -303,7 +311,7 @@ class Moments(Field):
         found[:, 3] = np.bincount(places, np.concatenate([found[:, 3], squares]), count)
         return found
 
-    def merge(self, one: Array, two: Array, has_one: Array, has_two: Array) -> Array:
+    def merge(self, one: Array, two: Array, has_one: Has, has_two: Has) -> Array:
         n1, mean1, m1 = self.central(one)
         n2, mean2, m2 = self.central(two)
         n = n1 + n2

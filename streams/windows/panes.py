@@ -67,6 +67,7 @@ class PaneState(ColumnState):
         self.aggregates = spec.compute
         self.by_count = not spec.by_time and spec.kind != "batches"
         self.fields = fields_of(spec.compute, relation, self.by_count)
+        self.asks = any(f.asks for f in self.fields)
         self.inputs = list(dict.fromkeys(f.column for f in self.fields if f.column is not None))
         self.pane = spec.slide if spec.kind == "landmark" else gcd(spec.size, spec.slide)
         self.per_window = spec.size // self.pane
