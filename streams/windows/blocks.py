@@ -298,9 +298,7 @@ class BlockState(PaneState):
         starts, ends = self.bounds(numbers)
         return ends - starts
 
-    def _with_suffix(
-        self, pane: Array, groups: Groups, group: Array, merged: Partials, suffixes: Suffixes
-    ) -> Partials:
+    def _with_suffix(self, pane: Array, groups: Groups, group: Array, merged: Partials, suffixes: Suffixes) -> Partials:
         """Put the end of the block before in front of the windows' prefixes: one stored, or one just completed."""
         n = self.per_window
         slot = pane % n + 1  # n: the window begins with its block, and is the prefix

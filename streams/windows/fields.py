@@ -16,7 +16,6 @@ import numpy as np
 
 from tidegate.streams.windows.columns import Array, Columns
 
-LONG = 1_000  # rows to a segment
 Has = Any  # which panes have rows, as an array; None where no field of the window asks
 ROWS = ("Counted", None)  # the field that says how many rows a pane has
 
@@ -37,11 +36,6 @@ class Segments:
     def places(self) -> Array:
         """``ids`` behind one place for what each segment goes on from."""
         return np.concatenate([np.arange(self.number), self.ids])
-
-    @property
-    def long(self) -> bool:
-        """Are there so few that one call for each costs less than one for all?"""
-        return self.number * LONG <= int(self.ends[-1]) if self.number else False
 
 
 class Field(ABC):
@@ -171,23 +165,15 @@ class Summed(_Ufunc):
         return 0
 
     def fold(self, columns: Columns, segments: Segments, carried: Array, continued: Array) -> Array:
+        """numpy adds in an order of its own, but subtracts in the order given: −(((−c − a) − b) − …) is ((c + a) + b) + …
+        to the last bit, but for the signs of zero and NaN, which are made the same here.
+        """
         assert self.column is not None
         values, mask = columns.values[self.column], columns.valid[self.column]
-        if mask is None and segments.long:
-            return self._one_by_one(values, segments, carried)
-        places = segments.places
-        if mask is not None:
-            values, places = values[mask], places[np.concatenate([np.ones(segments.number, bool), mask])]
-        return np.bincount(places, np.concatenate([carried, values]), segments.number)
-
-    def _one_by_one(self, values: Array, segments: Segments, carried: Array) -> Array:
-        found = carried.copy()
-        for i, (low, high) in enumerate(zip(segments.starts.tolist(), segments.ends.tolist(), strict=True)):
-            rows = values[low:high]
-            if found[i]:
-                rows = np.concatenate([found[i : i + 1], rows])
-            found[i] = np.add.accumulate(rows)[-1] + 0.0  # what begins with 0.0 is never -0.0
-        return found
+        values = values.copy() if mask is None else np.where(mask, values, 0.0)
+        values[segments.starts] = -(carried + values[segments.starts])
+        found = 0.0 - np.subtract.reduceat(values, segments.starts)
+        return np.where(np.isnan(found), np.nan, found)
 
 
 class SummedWhole(_Ufunc):

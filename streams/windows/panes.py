@@ -170,7 +170,7 @@ class PaneState(ColumnState):
     def _fold(self, inputs: Columns, segments: Segments, codes: Array, panes: Array) -> Partials:
         """Each segment's partials, going on from the pane's."""
         place, continued = self._found(codes, panes)
-        fresh = np.flatnonzero(~continued)
+        fresh = (~continued).nonzero()[0]
         partials = {}
         for f in self.fields:
             carried = self.flat[f.name].take(place, axis=0)
@@ -233,6 +233,8 @@ class PaneState(ColumnState):
         return Fired(code, local[code], number)
 
     def _names(self, part: Part) -> Names:
+        if not len(part.codes) or int(part.codes.max()) < len(self.keys):
+            return Names(self.keys, [])
         return Names(self.keys, [key for key in part.groups.keys if key not in self.codes])
 
     def _results(self, part: Part, fired: Fired) -> ResultRows:
@@ -246,8 +248,8 @@ class PaneState(ColumnState):
             segment, in_batch = _lookup(part, fired.local, panes)
         place, has = self._found(fired.code, panes)
         place = place.reshape(-1)
-        new = np.flatnonzero(in_batch)
-        segment = segment.reshape(-1)[new]
+        new = in_batch.reshape(-1).nonzero()[0]
+        segment = segment.reshape(-1).take(new)
         has |= in_batch
         missing = None if has.all() else np.flatnonzero(~has)
         merged: Partials = {}
@@ -276,10 +278,9 @@ class PaneState(ColumnState):
     def _store(self, part: Part) -> None:
         if not len(part.codes):
             return
-        if len(self.keys) <= part.codes.max():
-            for key in self._names(part).new:
-                self.codes[key] = len(self.keys)
-                self.keys.append(key)
+        for key in self._names(part).new:
+            self.codes[key] = len(self.keys)
+            self.keys.append(key)
         if len(self.keys) > len(self.seen):
             self._keep(np.arange(len(self.seen)), 2 * len(self.keys))
         if self.by_count:
