@@ -44,16 +44,17 @@ def bench(
 ) -> dict[str, Any]:
     """Everything below, with the setting it was measured in. ``peers``: beside other systems, too."""
     sensor, value = _data(rows)
+    at = event_times(rows)
     figures: dict[str, Any] = {"rows": rows, "batch_rows": BATCH, "correct": True}
     contenders: dict[str, tuple[Callable[[], tuple[Any, ...]], Callable[[], tuple[Any, ...]], int]] = {
-        "": (lambda: _run(by_count(SIZE, SLIDE), sensor, value), lambda: _run(by_time(), sensor, value), rows),
+        "": (lambda: _run(by_count(SIZE, SLIDE), at, sensor, value), lambda: _run(by_time(), at, sensor, value), rows),
         "rows_": (
-            lambda: _run(by_count(SIZE, SLIDE), sensor, value, as_rows=True),
-            lambda: _run(by_time(), sensor, value, as_rows=True),
+            lambda: _run(by_count(SIZE, SLIDE), at, sensor, value, as_rows=True),
+            lambda: _run(by_time(), at, sensor, value, as_rows=True),
             rows,
         ),
-        "numpy_": (lambda: numpy_count(sensor, value), lambda: numpy_time(value), rows),
-        "duckdb_": (lambda: duckdb_count(sensor, value), lambda: duckdb_time(value), rows),
+        "numpy_": (lambda: numpy_count(sensor, value), lambda: numpy_time(at, value), rows),
+        "duckdb_": (lambda: duckdb_count(sensor, value), lambda: duckdb_time(at, value), rows),
         "python_": (
             lambda: python_count(sensor[:PEER_ROWS], value[:PEER_ROWS]),
             lambda: python_time(value[:PEER_ROWS]),
@@ -81,7 +82,7 @@ def bench(
     for kind in ("count", "time"):
         figures[f"{kind}_share_of_numpy"] = _share(clocks[f"numpy_{kind}"], clocks[kind])
     figures["count_share_of_plain_numpy"] = _share(clocks["numpy_plain_count"], clocks["count"])
-    figures |= flatness(rounds, progress)
+    figures |= flatness(2 * rounds, progress)  # a ratio of small differences
     if peers:
         from tidegate.benchmarks.peers.windows import bench as bench_peers
 
@@ -98,6 +99,11 @@ def _data(rows: int) -> tuple[Array, Array]:
     return rng.integers(0, SENSORS, rows), rng.normal(20.0, 5.0, rows)
 
 
+def event_times(rows: int) -> Array:
+    """Event time in microseconds, 10,000 rows a second."""
+    return np.arange(rows) * (1_000_000 // 10_000)
+
+
 def by_count(size: int, slide: int) -> WindowSpec:
     compute = {"total": w.sum("value"), "mean": w.mean("value"), "peak": w.max("value")}
     return window("readings", count=size, slide=slide, by="sensor", compute=compute)
@@ -108,14 +114,16 @@ def by_time() -> WindowSpec:
     return window("readings", time=f"{SECONDS}s", slide=f"{EVERY}s", on="at", compute=compute)
 
 
-def _run(spec: WindowSpec, sensor: Array, value: Array, as_rows: bool = False) -> tuple[Any, ...]:
+def _run(spec: WindowSpec, at: Array, sensor: Array, value: Array, as_rows: bool = False) -> tuple[Any, ...]:
     """Batch by batch through a new state, each slide committed; what came out, summed up."""
-    return _feed(open_state(spec, READINGS), sensor, value, BATCH, as_rows)
+    return _feed(open_state(spec, READINGS), at, sensor, value, BATCH, as_rows)
 
 
-def _feed(state: WindowState, sensor: Array, value: Array, batch: int, as_rows: bool = False) -> tuple[Any, ...]:
+def _feed(
+    state: WindowState, at: Array, sensor: Array, value: Array, batch: int, as_rows: bool = False
+) -> tuple[Any, ...]:
     """``as_rows``: the results are looked at one by one, as Python rows, and not as columns."""
-    at = (np.arange(len(value)) * (1_000_000 // 10_000)).view("M8[us]")
+    at = at.view("M8[us]")
     nulls = {"at": None, "sensor": None, "value": None}
     count, means, peaks = 0, 0.0, 0.0
     for low in range(0, len(value), batch):
@@ -169,16 +177,16 @@ def flatness(rounds: int, progress: Progress) -> dict[str, Any]:
     sensors, longest = 20, max(WIDTHS)
     rng = np.random.default_rng(7)
     sensor, value = rng.integers(0, sensors, 2 * sensors * longest), rng.normal(20.0, 5.0, 2 * sensors * longest)
-    half = sensors * longest
+    half, at = sensors * longest, event_times(len(value))
     for name, slide_of in (("flatness", lambda width: 20), ("flatness_same_ratio", lambda width: width // 5)):
         cost: dict[int, list[float]] = {width: [] for width in WIDTHS}
         for number in range(rounds):
             for width in WIDTHS:
                 progress(f"round {number + 1}: {name}, windows of {width:,} rows")
                 state = open_state(by_count(width, slide_of(width)), READINGS)
-                _feed(state, sensor[:half], value[:half], 10 * BATCH)
+                _feed(state, at[:half], sensor[:half], value[:half], 10 * BATCH)
                 clock = Clock()
-                _feed(state, sensor[half:], value[half:], BATCH)
+                _feed(state, at[half:], sensor[half:], value[half:], BATCH)
                 cost[width].append(clock.stopped(half).cpu_s)
         best = {width: min(taken) for width, taken in cost.items()}
         found[name] = round(max(best.values()) / min(best.values()), 2)
@@ -214,8 +222,7 @@ def numpy_count(sensor: Array, value: Array, as_type: str = "u1") -> tuple[Any, 
     return count, means, peaks
 
 
-def numpy_time(value: Array) -> tuple[Any, ...]:
-    at = np.arange(len(value)) * (1_000_000 // 10_000)
+def numpy_time(at: Array, value: Array) -> tuple[Any, ...]:
     panes = at // (EVERY * 1_000_000)
     starts = np.flatnonzero(np.diff(panes, prepend=-1))
     sums, most = np.add.reduceat(value, starts), np.maximum.reduceat(value, starts)
@@ -252,8 +259,7 @@ def duckdb_count(sensor: Array, value: Array) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def duckdb_time(value: Array) -> tuple[Any, ...]:
-    at = np.arange(len(value)) * (1_000_000 // 10_000)
+def duckdb_time(at: Array, value: Array) -> tuple[Any, ...]:
     readings = pa.table({"at": at, "value": value})
     last = int(at[-1]) // (EVERY * 1_000_000)
     with duckdb.connect() as connection:

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tidegate.benchmarks.peers.contest import Missing
-from tidegate.benchmarks.windows import EVERY, SECONDS, SIZE, SLIDE, numpy_count, numpy_time
+from tidegate.benchmarks.windows import EVERY, SECONDS, SIZE, SLIDE, event_times, numpy_count, numpy_time
 from tidegate.streams.windows.columns import Array
 
 Answer = tuple[Any, ...]  # windows, sum of means, sum of peaks
@@ -32,7 +32,7 @@ def bench(sensor: Array, value: Array, rounds: int, progress: Callable[[str], No
     correct = True
     for name, run, most, kind in PEERS:
         keys, numbers = sensor[:most], value[:most]
-        right = numpy_count(keys, numbers) if kind == "count" else numpy_time(numbers)
+        right = numpy_count(keys, numbers) if kind == "count" else numpy_time(event_times(len(numbers)), numbers)
         taken = []
         try:
             for number in range(rounds):

@@ -8,6 +8,8 @@ before it the merges up to its end (*suffix*), one for each pane: two merges per
     panes     0   1   2   3   4   5   6   7
     window 2          [ suffix│prefix ]
 
+Both tables are in pages (:mod:`.pages`): a key with few panes takes little room, however many a window may have.
+
 A landmark window is the prefix alone. The merges depend on the panes' numbers only, so results do not depend on batches.
 """
 
@@ -20,13 +22,16 @@ import numpy as np
 
 from tidegate.storage.schema import Relation
 from tidegate.streams.windows.columns import Array, Columns
-from tidegate.streams.windows.fields import ROWS, Field
+from tidegate.streams.windows.fields import ROWS
+from tidegate.streams.windows.keys import ascending
 from tidegate.streams.windows.kinds import WindowSpec
+from tidegate.streams.windows.pages import Pages, flat
 from tidegate.streams.windows.panes import Names, PaneState, Part, Partials, results_of
 from tidegate.streams.windows.results import ResultRows, Results
 from tidegate.streams.windows.states import Frontier, Taken
 from tidegate.streams.windows.times import NEVER, Step
 
+SOME = 256  # keys looked at together
 ROOMY = 8  # places in a table for each pane in it, at most
 
 
@@ -43,7 +48,8 @@ class Run(NamedTuple):
 
 
 class Groups(NamedTuple):
-    """The runs of one key and one block each: where each begins and ends; and the group of each pane.
+    """The runs of one key and one block each: where each begins and ends; and the group of each pane, and its place
+    in its block.
 
     ``at``: the key's place in the state (0 for those it has not); ``fresh``: it is not the block the state has in progress.
     """
@@ -55,12 +61,13 @@ class Groups(NamedTuple):
     at: Array
     fresh: Array
     of: Array
+    slot: Array
 
 
 class Suffixes(NamedTuple):
     """Blocks that became complete: their groups, ascending, and the merges from each of their panes to the end.
 
-    ``row``: of each group the row in these tables that its windows begin in, or -1.
+    ``row``: of the group before each group, its row in these tables if windows of the group begin in it, else -1.
     """
 
     groups: Array
@@ -85,23 +92,23 @@ class BlockState(PaneState):
     def _make_room(self, room: int) -> None:
         self.slots = 1  # the ring has the open pane only
         super()._make_room(room)
-        n = self.per_window + 1  # the last column is always empty: the end of a block behind its last pane
         self.newest: Array = np.full(room, NEVER, "i8")  # the last pane with rows
         self.block: Array = np.full(room, NEVER, "i8")  # the block in progress
         self.suffix_block: Array = np.full(room, NEVER, "i8")
-        self.panes = {f.name: _shaped(f, room, n) for f in self.fields}
-        self.suffix = {f.name: _shaped(f, room, n) for f in self.fields}
+        columns = self.per_window + 1  # behind the last pane of a block is always nothing
+        self.panes, self.suffix = Pages(self.fields, columns, room), Pages(self.fields, columns, room)
         self.prefix = {f.name: f.empty(room) for f in self.fields}
 
     def _keep(self, which: Array, room: int) -> None:
-        plain, tables = self._arrays(), (self.panes, self.suffix, self.prefix)
+        plain, prefix, tables, count = self._arrays(), self.prefix, (self.panes, self.suffix), len(which)
         super()._keep(which, room)
-        count = len(which)
         for name, array in plain.items():
             getattr(self, name)[:count] = array[which]
-        for new, old in zip((self.panes, self.suffix, self.prefix), tables, strict=True):
-            for f in self.fields:
-                new[f.name][:count] = old[f.name][which]
+        for f in self.fields:
+            self.prefix[f.name][:count] = prefix[f.name][which]
+        self.panes, self.suffix = tables
+        for table in tables:
+            table.keep(which, room)
 
     def _live(self) -> Array:
         """Which keys have something that can still fire?"""
@@ -118,14 +125,22 @@ class BlockState(PaneState):
             complete = self.seen[:count] // self.pane
             kept = complete % n if self.landmark else np.minimum(complete, n - 1)
             return int(kept.sum() + np.count_nonzero(self.seen[:count] % self.pane))
-        reached = np.full((count, 1), self.complete_to)
+        reached = self.complete_to
         needed = reached // n * n if self.landmark else reached - n + 1
-        merged = self.suffix[ROWS][:count]
-        filled = self.panes[ROWS][:count, :n] > 0, merged[:, :n] > merged[:, 1:]
-        blocks = self.block[:count, None], self.suffix_block[:count, None]
-        live = [f & (b > NEVER) & (b * n + np.arange(n) >= needed) for f, b in zip(filled, blocks, strict=True)]
-        opened = (self.tags[:count] >= reached) & (self.tags[:count] > NEVER)
-        return int(sum(np.count_nonzero(table) for table in [*live, opened]))
+        opened = self.tags[:count] >= max(reached, NEVER + 1)
+        return int(np.count_nonzero(opened)) + sum(
+            self._filled(slice(low, low + SOME), needed) for low in range(0, count, SOME)
+        )
+
+    def _filled(self, which: slice, needed: int) -> int:
+        """How many complete panes of these keys have rows and are needed still?"""
+        places, merged = np.arange(self.per_window), self.suffix.rows(ROWS, which)
+        filled = self.panes.rows(ROWS, which)[:, :-1] > 0, merged[:, :-1] > merged[:, 1:]
+        found = 0
+        for there, block in zip(filled, (self.block[which, None], self.suffix_block[which, None]), strict=True):
+            live = (block > NEVER) & (block * self.per_window + places >= needed)
+            found += int(np.count_nonzero(there[:, : self.per_window] & live))
+        return found
 
     # ---- a batch
 
@@ -196,6 +211,7 @@ class BlockState(PaneState):
 
     def _groups(self, run: Run) -> Groups:
         block, count = run.pane // self.per_window, len(run.pane)
+        slot = run.pane - block * self.per_window
         change = block[1:] != block[:-1]
         change |= run.code[1:] != run.code[:-1]
         inner = change.nonzero()[0]
@@ -207,7 +223,7 @@ class BlockState(PaneState):
         fresh = self.block.take(at) != block
         if known is not True:
             fresh |= ~known
-        return Groups(starts, ends, code, block, at, fresh, np.arange(len(starts)).repeat(ends - starts))
+        return Groups(starts, ends, code, block, at, fresh, np.arange(len(starts)).repeat(ends - starts), slot)
 
     def _prefixes(self, run: Run, groups: Groups) -> Partials:
         """For each pane, the merge of its block up to it."""
@@ -234,30 +250,30 @@ class BlockState(PaneState):
 
     def _suffixes(self, run: Run, groups: Groups) -> Suffixes:
         """Of each block that becomes complete, the merges from each of its panes to its end."""
-        n, none = self.per_window, np.full(len(groups.code), -1)
-        complete = run.pane.take(groups.ends - 1) % n == n - 1
+        n, row = self.per_window, np.full(len(groups.code) + 1, -1)
+        complete = groups.slot.take(groups.ends - 1) == n - 1
         which = complete.nonzero()[0]
         if not len(which):
-            return Suffixes(which, {}, none)
-        row = none.copy()
+            return Suffixes(which, {}, row)
         row[which] = np.arange(len(which))
         inside = complete.take(groups.of).nonzero()[0]
-        place = row.take(groups.of.take(inside)) * (n + 1) + run.pane.take(inside) % n
+        width = self.panes.width
+        place = row.take(groups.of.take(inside)) * width + groups.slot.take(inside)
         at, tables = groups.at.take(which), {}
         for f in self.fields:
-            tables[f.name] = table = self.panes[f.name].take(at, axis=0)
+            tables[f.name] = table = self.panes.rows(f.name, at)
             if not self.by_count:
                 table[groups.fresh.take(which)] = f.identity()
-            _flat(table)[place] = run.partials[f.name].take(inside, axis=0)
+            flat(table)[place] = run.partials[f.name].take(inside, axis=0)
         has = None
         if self.asks:
-            has = np.arange(n + 1) < np.full((len(which), 1), n) if self.by_count else tables[ROWS] > 0
+            has = np.arange(width) < np.full((len(which), 1), n) if self.by_count else tables[ROWS] > 0
         for f in self.fields:
             tables[f.name] = f.scan_back(tables[f.name], has)
-        follows = groups.code[1:] == groups.code[:-1]
-        follows &= groups.block[1:] == groups.block[:-1] + 1
-        none[1:][follows] = row[:-1][follows]
-        return Suffixes(which, tables, none)
+        other = groups.code[1:] != groups.code[:-1]
+        other |= groups.block[1:] != groups.block[:-1] + 1
+        row[:-2][other] = -1
+        return Suffixes(which, tables, row)
 
     # ---- what fires
 
@@ -275,8 +291,8 @@ class BlockState(PaneState):
         code, pane = run.code.take(which), run.pane.take(which)
         merged = {name: array.take(which, axis=0) for name, array in prefix.items()}
         if suffixes is not None:
-            merged = self._with_suffix(pane, groups, groups.of.take(which), merged, suffixes)
-        number = pane if self.landmark else first.take(which) // s
+            merged = self._with_suffix(groups, which, merged, suffixes)
+        number = pane if self.landmark else first.take(which) if s == 1 else first.take(which) // s
         if not self.by_count and not (some := merged[ROWS] > 0).all():
             code, number, merged = code[some], number[some], {name: array[some] for name, array in merged.items()}
         return results_of(self, names, code, number, merged)
@@ -286,8 +302,10 @@ class BlockState(PaneState):
         pane = run.pane.take(which)
         if not self.by_count:
             return np.lexsort([names.ranks(run.code.take(which)), pane])
-        row = (pane + 1) * self.pane + (part.groups.starts - 1 - part.seen).take(run.local.take(which))
-        return np.argsort(row if part.groups.order is None else part.groups.order.take(row))
+        if part.groups.order is None:
+            return np.arange(len(pane))
+        row = pane * self.pane + (part.groups.starts + (self.pane - 1) - part.seen).take(run.local.take(which))
+        return ascending(part.groups.order.take(row), len(part.groups.order))
 
     def bounds(self, numbers: Array) -> tuple[Array, Array]:
         if not self.landmark:
@@ -298,28 +316,29 @@ class BlockState(PaneState):
         starts, ends = self.bounds(numbers)
         return ends - starts
 
-    def _with_suffix(self, pane: Array, groups: Groups, group: Array, merged: Partials, suffixes: Suffixes) -> Partials:
+    def _with_suffix(self, groups: Groups, which: Array, merged: Partials, suffixes: Suffixes) -> Partials:
         """Put the end of the block before in front of the windows' prefixes: one stored, or one just completed."""
-        n = self.per_window
-        slot = pane % n + 1  # n: the window begins with its block, and is the prefix
-        row = suffixes.row.take(group)
+        group, slot = groups.of.take(which), groups.slot.take(which) + 1  # n: a window that begins with its block
+        row = suffixes.row.take(group - 1)  # the last one, -1, for the first group
         anew = (row >= 0).nonzero()[0] if suffixes.tables else row[:0]
-        place, taken = groups.at.take(group) * (n + 1) + slot, row.take(anew) * (n + 1) + slot.take(anew)
+        place = self.suffix.places(groups.at.take(group), slot)
+        taken = row.take(anew) * self.suffix.width + slot.take(anew)
         front = {}
         for f in self.fields:
-            front[f.name] = table = _flat(self.suffix[f.name]).take(place, axis=0)
+            front[f.name] = table = self.suffix.take(f.name, place)
             if len(anew):
-                table[anew] = _flat(suffixes.tables[f.name]).take(taken, axis=0)
+                table[anew] = flat(suffixes.tables[f.name]).take(taken, axis=0)
         if not self.by_count:  # there, every pane has rows, and every block its suffix
             known = groups.code < len(self.keys)
-            stored = known & (self.suffix_block.take(groups.at) == groups.block - 1) | (suffixes.row >= 0)
+            stored = known & (self.suffix_block.take(groups.at) == groups.block - 1)
+            stored |= np.roll(suffixes.row, 1)[:-1] >= 0
             none = ~stored.take(group)
             for f in self.fields:
                 front[f.name][none] = f.identity()
         had = has = None
         if self.asks:
-            had = slot < n if self.by_count else front[ROWS] > 0
-            has = self._has(merged, len(pane))
+            had = slot < self.per_window if self.by_count else front[ROWS] > 0
+            has = self._has(merged, len(which))
         return {f.name: f.merge(front[f.name], merged[f.name], had, has) for f in self.fields}
 
     # ---- commit
@@ -334,11 +353,10 @@ class BlockState(PaneState):
         frontier: Frontier,
     ) -> None:
         self._store(part)
-        if suffixes is not None:
+        if suffixes is not None and suffixes.tables:
             code = groups.code[suffixes.groups]
             self.suffix_block[code] = groups.block[suffixes.groups]  # of several blocks of one key the last one stays
-            for name, table in suffixes.tables.items():
-                self.suffix[name][code] = table
+            self.suffix.put_rows(code, suffixes.tables)
         if len(run.code):
             self._go_on(run, groups, prefix)
         if not self.by_count:
@@ -349,19 +367,18 @@ class BlockState(PaneState):
 
     def _go_on(self, run: Run, groups: Groups, prefix: Partials) -> None:
         """Keep the panes of the blocks in progress, and their merge."""
-        n = self.per_window
         last = np.ones(len(groups.code), bool)  # of its key
         np.not_equal(groups.code[1:], groups.code[:-1], out=last[:-1])
         code, tail = groups.code[last], groups.ends[last] - 1
-        place, inside = run.code * (n + 1) + run.pane % n, None
+        owner, slot, partials = run.code, groups.slot, run.partials
         if not self.by_count:  # where panes are missing, none of an earlier block may stand
             inside = last.take(groups.of).nonzero()[0]
-            place, anew = place.take(inside), groups.code[last & groups.fresh]
-            for f in self.fields:
-                self.panes[f.name][anew] = f.identity()
+            owner, slot = owner.take(inside), slot.take(inside)
+            partials = {name: array.take(inside, axis=0) for name, array in partials.items()}
+            self.panes.clear(groups.code[last & groups.fresh])
+        place = self.panes.opened(owner, slot)
         for f in self.fields:
-            partials = run.partials[f.name]
-            _flat(self.panes[f.name])[place] = partials if inside is None else partials.take(inside, axis=0)
+            self.panes.put(f.name, place, partials[f.name])
             self.prefix[f.name][code] = prefix[f.name].take(tail, axis=0)
         self.block[code] = groups.block[last]
 
@@ -370,39 +387,28 @@ class BlockState(PaneState):
     def contents(self) -> Any:
         found = {}
         for code, key in enumerate(self.keys):
-            tables = [self.panes, self.suffix]
-            panes = [{f.name: t[f.name][code].tolist() for f in self.fields} for t in tables]
-            found[key] = int(self.seen[code]), int(self.tags[code, 0]), int(self.block[code]), panes
+            tables = [{f.name: t.rows(f.name, [code]).tolist() for f in self.fields} for t in (self.panes, self.suffix)]
+            found[key] = int(self.seen[code]), int(self.tags[code, 0]), int(self.block[code]), tables
         return found
 
     def _saved(self) -> list[Any]:
         count = len(self.keys)
         plain = {name: array[:count] for name, array in self._arrays().items()}
-        tables = [
-            [list(f.name), *(t[f.name][:count] for t in (self.ring, self.panes, self.suffix, self.prefix))]
-            for f in self.fields
-        ]
-        return [self.keys, self.complete_to, plain, tables]
+        tables = [[list(f.name), *(t[f.name][:count] for t in (self.ring, self.prefix))] for f in self.fields]
+        return [self.keys, self.complete_to, plain, tables, self.panes.saved(count), self.suffix.saved(count)]
 
     def _restore(self, saved: list[Any]) -> None:
-        self.keys, self.complete_to, plain, tables = saved
+        self.keys, self.complete_to, plain, tables, panes, suffix = saved
         self.codes = {key: code for code, key in enumerate(self.keys)}
         count = len(self.keys)
         self._make_room(max(4, 2 * count))
         for name, array in plain.items():
             getattr(self, name)[:count] = array
         for name, *arrays in tables:
-            for table, array in zip((self.ring, self.panes, self.suffix, self.prefix), arrays, strict=True):
+            for table, array in zip((self.ring, self.prefix), arrays, strict=True):
                 table[tuple(name)][:count] = array
-
-
-def _shaped(f: Field, room: int, n: int) -> Array:
-    return f.empty(room * n).reshape(room, n, *f.empty(0).shape[1:])
-
-
-def _flat(table: Array) -> Array:
-    """A table of (key, pane) as one row."""
-    return table.reshape(-1, *table.shape[2:])
+        self.panes.restore(panes)
+        self.suffix.restore(suffix)
 
 
 def _address(code: Array, pane: Array, among: Array) -> Array:
@@ -424,11 +430,11 @@ class Table(NamedTuple):
     def of(self, partials: Array) -> Array:
         """What stands behind a group's last pane is never looked at."""
         table = np.zeros((self.height, self.width, *partials.shape[1:]), partials.dtype)
-        _flat(table)[self.place] = partials[self.panes]
+        flat(table)[self.place] = partials[self.panes]
         return table
 
     def put(self, found: Array, table: Array) -> None:
-        found[self.panes] = _flat(table).take(self.place, axis=0)
+        found[self.panes] = flat(table).take(self.place, axis=0)
 
 
 def tables_of(groups: Groups) -> Iterator[Table]:

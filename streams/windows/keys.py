@@ -61,6 +61,11 @@ def _near(columns: Columns, name: str) -> Groups | None:
     return Groups(keys, np.argsort(codes, kind="stable"), ends - counts[present], ends)
 
 
+def ascending(places: Array, length: int) -> Array:
+    """The order of different places among ``length`` rows."""
+    return np.argsort(places.astype("u2"), kind="stable") if length <= 1 << 16 else np.argsort(places)
+
+
 def _encoded(columns: Columns, name: str) -> tuple[list[Any], Array]:
     """A column's distinct values, and each row's place among them."""
     array, mask = columns.values[name], columns.valid[name]

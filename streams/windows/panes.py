@@ -18,7 +18,7 @@ from tidegate.storage.schema import Relation
 from tidegate.streams.windows.columns import Array, Columns, array_of
 from tidegate.streams.windows.fields import ROWS, Counted, Field, Segments
 from tidegate.streams.windows.functions import Aggregates
-from tidegate.streams.windows.keys import Groups, Key, grouped, sort_key
+from tidegate.streams.windows.keys import Groups, Key, ascending, grouped, sort_key
 from tidegate.streams.windows.kinds import WindowSpec, first_window
 from tidegate.streams.windows.results import ResultRows, Results
 from tidegate.streams.windows.segments import by_count, by_time, of_one_pane
@@ -205,7 +205,7 @@ class PaneState(ColumnState):
         trigger = number * slide + (part.groups.starts - before + size - 1)[local]
         if part.groups.order is None:
             return Fired(part.codes[local], local, number)
-        order = np.argsort(part.groups.order[trigger])
+        order = ascending(part.groups.order.take(trigger), len(part.groups.order))
         local = local[order]
         return Fired(part.codes[local], local, number[order])
 
