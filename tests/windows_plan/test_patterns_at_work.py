@@ -6,14 +6,20 @@ import random
 from typing import Any
 
 import pytest
-from plan_cases import DECOMPOSED, INCREMENTAL, KINDS, NAMED, PATIENTS, PATTERNS, RELATION, WHOLE
+from plan_cases import DECOMPOSED, INCREMENTAL, KINDS, NAMED, PATIENTS, PATTERNS, RELATION
 
 from tidegate.errors import DeclarationError
 from tidegate.streams.windows import aggregates, open_state, window
-from tidegate.streams.windows.functions import Aggregates
+from tidegate.streams.windows.functions import Aggregates, Extent, Whole
 from tidegate.streams.windows.patterns import KeyFarm, Sequential
 from tidegate.streams.windows.plan import Plan
 
+
+def ends(extent: Extent) -> tuple[int, ...]:
+    return len(extent), int(extent["at"][0]), int(extent["at"][-1]), extent.number
+
+
+WHOLE = Whole(ends, "n BIGINT, first BIGINT, last BIGINT, number BIGINT")
 SUMMARIES = Aggregates({"median": aggregates.Quantile("v", 0.5), "most": aggregates.TopK("at", 2)})
 FUNCTIONS = {
     "whole": WHOLE, "decomposed": DECOMPOSED, "incremental": INCREMENTAL, "numbers": NAMED, "summaries": SUMMARIES,
@@ -26,7 +32,7 @@ def stream(length: int) -> list[tuple[Any, ...]]:
     dice, at, rows = random.Random(4), 0, []
     for _ in range(length):
         at += dice.choice([0, 0, 1, 1, 1, 2, 9])
-        rows.append((at, dice.choice(PATIENTS), None if dice.random() < 0.05 else dice.gauss(100, 30)))
+        rows.append((at, dice.choice(PATIENTS), None if dice.random() < 0.05 else round(dice.gauss(100, 30), 3)))
     return rows
 
 
@@ -46,16 +52,15 @@ def results(spec: Any, rows: list[Any], sizes: list[int]) -> list[str]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_pattern_gives_what_sequential_gives(kind: str, function: str, by: Any) -> None:
     options = KINDS[kind] | (ENDS if kind == "punctuated" else {})
-    rows, compared = stream(600), 0
+    rows, compared = stream(400), 0
     alone = window("readings", **options, by=by, compute=FUNCTIONS[function], pattern=Sequential())
-    expected = results(alone, rows, [50])
-    assert len(expected) >= 5
+    expected = results(alone, rows, [40])
+    assert len(expected) >= 4
     for pattern in PATTERNS:
         spec = window("readings", **options, by=by, compute=FUNCTIONS[function], pattern=pattern)
         try:
-            found = results(spec, rows, [50] if kind == "batches" else [7, 90, 1])
-        except DeclarationError as refused:
-            assert repr(pattern) in str(refused)
+            found = results(spec, rows, [40] if kind == "batches" else [70, 1, 190])
+        except DeclarationError:  # test_patterns.py has what is refused, and how
             continue
         assert found == expected, pattern
         assert by or not isinstance(pattern, KeyFarm)
