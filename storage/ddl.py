@@ -50,7 +50,9 @@ class Scratch:
             self.connection.execute(ddl)
         except duckdb.Error as error:
             taken = "; the name is taken, choose another" if "already exists" in str(error) else ""
-            raise DeclarationError(f"DuckDB refuses this DDL: {error}{taken}\n  {_shorten(ddl)}", ddl=ddl) from None
+            raise DeclarationError(
+                f"DuckDB refuses this DDL: {error}{taken}{_reserved(error)}\n  {_shorten(ddl)}", ddl=ddl
+            ) from None
         created = self._tables() - before
         if len(created) != 1:
             raise DeclarationError(
@@ -64,7 +66,7 @@ class Scratch:
             self.connection.execute(f"CREATE TABLE {quote(name)} ({columns})")
         except duckdb.Error as error:
             raise DeclarationError(
-                f"stream {name}: DuckDB refuses its columns {columns!r}: {error}", stream=name
+                f"stream {name}: DuckDB refuses its columns {columns!r}: {error}{_reserved(error)}", stream=name
             ) from None
         self.relations.add(name)
         return Relation(name, self._columns(name))
@@ -222,3 +224,11 @@ def _server_default(default: Any, dialect: Any) -> str:
 def _shorten(sql: str, limit: int = 200) -> str:
     text = " ".join(sql.split())
     return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _reserved(error: duckdb.Error) -> str:
+    """A column called ``at`` or ``end`` is a syntax error; what to do about it is not in DuckDB's text."""
+    found = re.search(r'syntax error at or near "(\w+)"', str(error))
+    return (
+        f'\nIf {found[1]} is a name: it is a word of SQL, too; write "{found[1]}", or choose another' if found else ""
+    )

@@ -10,7 +10,8 @@ before it the merges up to its end (*suffix*), one for each pane: two merges per
 
 Both tables are in pages (:mod:`.pages`): a key with few panes takes little room, however many a window may have.
 
-A landmark window is the prefix alone. The merges depend on the panes' numbers only, so results do not depend on batches.
+A landmark window is the prefix alone, and nothing else is kept of it. The merges depend on the panes' numbers only, so
+results do not depend on batches.
 """
 
 from __future__ import annotations
@@ -123,14 +124,14 @@ class BlockState(PaneState):
         count, n = len(self.keys), self.per_window
         if self.by_count:
             complete = self.seen[:count] // self.pane
-            kept = complete % n if self.landmark else np.minimum(complete, n - 1)
+            kept = np.minimum(complete % n, 1) if self.landmark else np.minimum(complete, n - 1)
             return int(kept.sum() + np.count_nonzero(self.seen[:count] % self.pane))
         reached = self.complete_to
-        needed = reached // n * n if self.landmark else reached - n + 1
-        opened = self.tags[:count] >= max(reached, NEVER + 1)
-        return int(np.count_nonzero(opened)) + sum(
-            self._filled(slice(low, low + SOME), needed) for low in range(0, count, SOME)
-        )
+        opened = int(np.count_nonzero(self.tags[:count] >= max(reached, NEVER + 1)))
+        if self.landmark:
+            begun = (self.block[:count] == reached // n) & (self.prefix[ROWS][:count] > 0)
+            return opened + int(np.count_nonzero(begun & (reached % n > 0)))
+        return opened + sum(self._filled(slice(low, low + SOME), reached - n + 1) for low in range(0, count, SOME))
 
     def _filled(self, which: slice, needed: int) -> int:
         """How many complete panes of these keys have rows and are needed still?"""
@@ -370,6 +371,11 @@ class BlockState(PaneState):
         last = np.ones(len(groups.code), bool)  # of its key
         np.not_equal(groups.code[1:], groups.code[:-1], out=last[:-1])
         code, tail = groups.code[last], groups.ends[last] - 1
+        self.block[code] = groups.block[last]
+        for f in self.fields:
+            self.prefix[f.name][code] = prefix[f.name].take(tail, axis=0)
+        if self.landmark:
+            return
         owner, slot, partials = run.code, groups.slot, run.partials
         if not self.by_count:  # where panes are missing, none of an earlier block may stand
             inside = last.take(groups.of).nonzero()[0]
@@ -379,15 +385,17 @@ class BlockState(PaneState):
         place = self.panes.opened(owner, slot)
         for f in self.fields:
             self.panes.put(f.name, place, partials[f.name])
-            self.prefix[f.name][code] = prefix[f.name].take(tail, axis=0)
-        self.block[code] = groups.block[last]
 
     # ---- what is held
 
     def contents(self) -> Any:
         found = {}
         for code, key in enumerate(self.keys):
-            tables = [{f.name: t.rows(f.name, [code]).tolist() for f in self.fields} for t in (self.panes, self.suffix)]
+            tables = [
+                [t.rows(f.name, [code]).tolist() for t in (self.panes, self.suffix)]
+                + [self.prefix[f.name][code].tolist(), self.ring[f.name][code].tolist()]
+                for f in self.fields
+            ]
             found[key] = int(self.seen[code]), int(self.tags[code, 0]), int(self.block[code]), tables
         return found
 

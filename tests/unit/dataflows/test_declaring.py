@@ -285,6 +285,10 @@ MISTAKES: dict[str, tuple[Callable[[App], Any], tuple[str, ...]]] = {
         table(sa.Table("t", sa.MetaData(), sa.Column("a", sa.Integer, primary_key=True, default=5))),
         ("t.a", "server_default"),
     ),
+    "a column that is a word of SQL": (
+        lambda app: app.stream("beats", "at TIMESTAMP NOT NULL", border=True),
+        ("stream beats", "If at is a name", 'write "at"'),
+    ),
     # nested transactions and triggers
     "nested, one member": (lambda app: app.nested("count"), ("count", "at least two")),
     "nested, same member twice": (lambda app: app.nested("count", "count"), ("count", "twice")),

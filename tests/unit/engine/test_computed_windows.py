@@ -12,6 +12,7 @@ import tidegate
 from tidegate import Aborted, App, Batch, DeclarationError, Transaction, window
 from tidegate import windows as w
 from tidegate.errors import RecoveryRefused
+from tidegate.testing import ManualClock
 from tidegate.verify import verify
 
 START = dt.datetime(2026, 1, 1)
@@ -122,6 +123,7 @@ def test_a_late_row_can_abort_its_batch() -> None:
 
 def test_results_are_a_relation_in_sql_and_triggers_see_them() -> None:
     app = App("ward")
+    app.table("CREATE TABLE ended (patient INTEGER, ends TIMESTAMP, PRIMARY KEY (patient, ends))")
     app.table("CREATE TABLE means (patient INTEGER, ends TIMESTAMP, mean DOUBLE, PRIMARY KEY (patient, ends))")
     app.stream("pap", "ts TIMESTAMP NOT NULL, patient INTEGER NOT NULL, value DOUBLE NOT NULL", border=True)
     recent = window("pap", time="2s", on="ts", by="patient", compute={"mean": w.mean("value")})
@@ -129,10 +131,35 @@ def test_results_are_a_relation_in_sql_and_triggers_see_them() -> None:
     @app.procedure(inputs="pap", writes=["means"], windows={"recent": recent})
     def watch(txn: Transaction, pap: Batch) -> None:
         txn.execute("INSERT INTO means SELECT patient, window_end, mean FROM recent WHERE mean > 15")
+        if pap[0].value < 0:
+            txn.abort("no pressure is negative")
 
+    app.trigger("watch.recent", "INSERT INTO ended SELECT patient, window_end FROM recent")
     with tidegate.open(app) as engine:
-        engine.push("pap", seconds((0, 1, 10.0), (1, 2, 40.0), (3, 1, 1.0)))
+        engine.push("pap", seconds((0, 1, 10.0), (1, 2, 40.0)))
+        assert engine.push("pap", seconds((3, 1, -1.0))).error is not None  # and what its trigger did is undone
+        assert engine.query("SELECT count(*) FROM ended").scalar() == 0
+        engine.push("pap", seconds((3, 1, 1.0)))
         assert [tuple(row) for row in engine.query("SELECT patient, mean FROM means")] == [(2, 40.0)]
+        assert [row.patient for row in engine.query("SELECT patient FROM ended ORDER BY patient")] == [1, 2]
+
+
+def test_a_silent_source_holds_windows_back_until_it_is_idle() -> None:
+    clock = ManualClock()
+    with tidegate.open(ward(source="patient", idle="1m"), clock=clock) as engine:
+
+        def ended() -> list[float]:
+            return sorted({at for _, at, _ in alerts(engine)})
+
+        engine.push("pap", seconds((0, 1, 10.0), (0, 2, 40.0)))
+        engine.push("pap", seconds((5, 1, 10.0)))
+        assert ended() == []  # of patient 2, rows from 0 s on may come
+        clock.advance(30)
+        engine.push("pap", seconds((6, 1, 10.0)))
+        assert ended() == []
+        clock.advance(31)
+        engine.push("pap", seconds((7, 1, 10.0)))  # 61 s since the last row of patient 2
+        assert ended() == [2.0, 4.0, 6.0]
 
 
 def slope(extent: w.Extent) -> dict[str, float]:
