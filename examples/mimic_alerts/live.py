@@ -71,14 +71,15 @@ class Hub:
 class Player:
     """Plays a shift in a thread of its own, at a speed that can be changed."""
 
-    def __init__(self, shift: Shift, speed: float) -> None:
+    def __init__(self, shift: Shift, speed: float, paused: bool = False) -> None:
         self.shift = shift
         self.speed = speed
-        self.paused = False
+        self.paused = paused
         self.ended = False
         self.hub = Hub()
         self.state = State(shift)
         self._told_at = 0.0
+        self._telling = threading.Lock()  # what is told last is newest
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hospital", daemon=True)
 
@@ -99,7 +100,11 @@ class Player:
             self.paused = wanted["paused"]
         if isinstance(wanted.get("speed"), (int, float)) and 0.1 <= wanted["speed"] <= 60:
             self.speed = float(wanted["speed"])
-        self._tell()
+        with self._telling:
+            self.hub.put("state", {**self.state.latest, **self._controls()})
+        return self._controls()
+
+    def _controls(self) -> dict[str, Any]:
         return {"paused": self.paused, "speed": self.speed, "ended": self.ended}
 
     def _run(self) -> None:
@@ -126,7 +131,6 @@ class Player:
     def _waited(self) -> bool:
         """Stand still while paused; True when it is over."""
         while self.paused and not self._stop.wait(0.05):
-            self.shift.collect()
             if time.monotonic() - self._told_at > STATE_S:
                 self._tell()
         return self._stop.is_set()
@@ -139,13 +143,14 @@ class Player:
             self.shift.clock.move_to(self.shift.clock.now() + dt.timedelta(seconds=1))
             self.shift.decide()
             self.shift.engine.tick()
-            self.shift.collect()
             self._tell()
 
     def _tell(self) -> None:
+        """In the thread that plays: what the patients answer to must not change while their waves are made."""
+        with self._telling:
+            found = self.state.look()
+            self.hub.put("state", {**found, **self._controls()})
         self._told_at = time.monotonic()
-        found = self.state.look()
-        self.hub.put("state", {**found, "paused": self.paused, "speed": self.speed, "ended": self.ended})
 
     def _wave(self, step: Step) -> dict[str, Any]:
         """The packets of a step: 16 bits a sample, base64."""

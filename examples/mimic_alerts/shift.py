@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import random
+import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ class WardClock:
     def __init__(self, start: dt.datetime) -> None:
         self._start = start
         self._seconds = 0.0
+        self._moving = threading.Lock()  # or a move of one thread could be undone by another's
 
     def now(self) -> dt.datetime:
         return self._start + dt.timedelta(seconds=self._seconds)
@@ -40,7 +42,8 @@ class WardClock:
         return self._seconds
 
     def move_to(self, at: dt.datetime) -> None:
-        self._seconds = max(self._seconds, (at - self._start).total_seconds())
+        with self._moving:
+            self._seconds = max(self._seconds, (at - self._start).total_seconds())
 
 
 @dataclass

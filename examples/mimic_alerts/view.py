@@ -13,7 +13,7 @@ SHOWN = 40
 
 
 class State:
-    """Looks at a shift. Called by the thread that plays it, and by the one that changes its speed."""
+    """Looks at a shift, in the thread that plays it."""
 
     def __init__(self, shift: Shift) -> None:
         self._shift = shift
@@ -34,10 +34,10 @@ class State:
         }
 
     def look(self) -> dict[str, Any]:
-        """What holds now."""
+        """What holds now, of one moment: a decision must not be seen in the list of medications before its outcome is."""
         engine = self._shift.engine
-        self._take()
         with engine.lock:
+            self._shift.collect()
             events = list(engine.query("SELECT * FROM med_events ORDER BY given_at DESC, patient, number DESC"))
             waits = engine.query(
                 """SELECT DISTINCT unit, table_name, partition AS patient, held_by, waits_behind, position
@@ -46,6 +46,7 @@ class State:
             questions = [self._question(question) for question in engine.questions()]
             commits = dict(engine.journal.commits)
             unfinished = len(engine.scheduler.live)
+        self._take()
         verdict = judge(events, self._shift.seen.rows)
         self.latest = {
             "at": self._shift.clock.now(),

@@ -4,7 +4,7 @@ import { RATE, Trace, decode, drawTrend } from "./trace.js";
 
 const beds = new Map();
 let state = null, ward = null, selected = null, newest = 0, play = null, lastFrame = null, speed = 1, known = null;
-const busy = new Set(), trouble = new Map();
+const busy = new Set(), answered = new Set(), trouble = new Map(), cards = new Map();
 const colours = {};
 const byId = (id) => document.getElementById(id);
 
@@ -16,7 +16,7 @@ function make(name, attributes = {}, ...children) {
 }
 
 const time = (text) => (text ?? "").slice(11, 19);
-const minutes = (seconds) => `${Math.floor(seconds / 60)}:${String(Math.floor(seconds % 60)).padStart(2, "0")}`;
+const minutes = (seconds) => { const whole = Math.max(0, Math.floor(seconds)); return `${Math.floor(whole / 60)}:${String(whole % 60).padStart(2, "0")}`; };
 const bedOf = (patient) => ward?.patients.find((one) => one.patient === Number(patient))?.bed ?? `patient ${patient}`;
 
 // ---- theme
@@ -91,6 +91,7 @@ async function decide(question, give) {
       method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body),
     });
     if (!answer.ok) throw new Error((await answer.json()).error?.message ?? `the server answered ${answer.status}`);
+    answered.add(name);  // a state that is on its way may still ask
     state.questions = state.questions.filter((other) => nameOf(other) !== name);
   } catch (error) {
     trouble.set(name, error.message);
@@ -105,39 +106,47 @@ function showQuestions() {
   byId("question-count").hidden = !questions.length;
   byId("question-count").textContent = questions.length;
   document.title = questions.length ? `(${questions.length}) tidegate · the ward` : "tidegate · the ward";
-  const shown = byId("questions");
-  const names = questions.map(nameOf).join() + "|" + selected + "|" + [...busy].join() + [...trouble.values()].join();
-  if (shown.dataset.names !== names) {
-    shown.dataset.names = names;
-    shown.replaceChildren(...(questions.length ? questions.map(card) : [make("p", { class: "none" }, "Nobody waits for a decision.")]));
-  }
-  for (const question of questions) {
-    const element = shown.querySelector(`[data-name="${nameOf(question)}"]`);
-    if (!element) continue;
-    element.querySelector("h3 span").textContent = minutes(question.left_s);
-    const left = element.querySelector(".left");
-    left.classList.toggle("late", question.left_s < 15);
-    left.firstChild.style.width = `${(100 * question.left_s) / ward.deadline_s}%`;
-  }
+  for (const name of cards.keys()) if (!questions.some((question) => nameOf(question) === name)) cards.delete(name);
+  for (const question of questions) if (!cards.has(nameOf(question))) cards.set(nameOf(question), card(question));
+  const shown = byId("questions"), wanted = questions.map((question) => cards.get(nameOf(question)).element);
+  if (!wanted.length) wanted.push(nobody);
+  for (const element of [...shown.children]) if (!wanted.includes(element)) element.remove();
+  wanted.forEach((element, i) => { if (shown.children[i] !== element) shown.insertBefore(element, shown.children[i] ?? null); });
+  for (const question of questions) renew(question, cards.get(nameOf(question)));
 }
 
+const nobody = make("p", { class: "none" }, "Nobody waits for a decision.");
+
+// A card stays the same element for as long as its question is open: a click is not lost when a state arrives in the middle of it.
 function card(question) {
-  const name = nameOf(question), chosen = name === selected;
+  const name = nameOf(question);
   const unit = question.sign.includes("pressure") ? "mmHg" : "beats/min";
-  const accept = make("button", { class: "accept", disabled: busy.has(name) }, "Accept ", chosen ? make("kbd", {}, "A") : null);
-  const decline = make("button", { class: "decline", disabled: busy.has(name) }, "Decline ", chosen ? make("kbd", {}, "D") : null);
+  const accept = make("button", { class: "accept" }, "Accept ", make("kbd", {}, "A"));
+  const decline = make("button", { class: "decline" }, "Decline ", make("kbd", {}, "D"));
   accept.addEventListener("click", () => decide(question, true));
   decline.addEventListener("click", () => decide(question, false));
-  const element = make("article", { class: chosen ? "question selected" : "question", "data-name": name, "data-patient": question.patient },
-    make("h3", {}, bedOf(question.patient), make("span")),
+  const clock = make("span"), left = make("i"), error = make("p", { class: "error" });
+  const element = make("article", { class: "question", "data-name": name, "data-patient": question.patient },
+    make("h3", {}, bedOf(question.patient), clock),
     make("p", {}, `${question.sign}: ${question.value.toFixed(0)} ${unit}, limit ${question.limit}`),
     make("p", { class: "drug" }, `${question.drug} ${question.dose} ${question.unit_of_dose}`),
     make("p", { class: "dim" }, question.recent ? `recently: ${question.recent}` : "nothing given in the last 24 hours"),
-    make("div", { class: "left" }, make("i")),
+    make("div", { class: "left" }, left),
     make("div", { class: "row" }, accept, decline, make("span", { class: "dim" }, `alert ${question.batch_id}`)),
-    trouble.has(name) ? make("p", { class: "error" }, trouble.get(name)) : null);
-  element.addEventListener("pointerdown", () => { selected = name; });
-  return element;
+    error);
+  element.addEventListener("pointerdown", () => { selected = name; showQuestions(); });
+  return { element, accept, decline, clock, left, error };
+}
+
+function renew(question, shown) {
+  const name = nameOf(question);
+  shown.element.classList.toggle("selected", name === selected);
+  shown.accept.disabled = shown.decline.disabled = busy.has(name);
+  shown.clock.textContent = minutes(question.left_s);
+  shown.left.parentElement.classList.toggle("late", question.left_s < 15);
+  shown.left.style.width = `${Math.min(100, (100 * question.left_s) / ward.deadline_s)}%`;
+  shown.error.textContent = trouble.get(name) ?? "";
+  shown.error.hidden = !trouble.has(name);
 }
 
 function move(by) {
@@ -246,6 +255,7 @@ function onWave(wave) {
 
 function onState(found) {
   if (!found.questions) return;
+  found.questions = found.questions.filter((question) => !answered.has(nameOf(question)));
   state = found;
   showHead(); showBeds(); showQuestions(); showEvents(); showWaits(); showNews(); showGraph();
 }
