@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 import tidegate
 from tidegate import App, Batch, Transaction, partition, window
@@ -43,12 +43,17 @@ OUTCOME_COLUMNS = f"{ADVICE_COLUMNS}, given BOOLEAN, decided_by VARCHAR"
 ALARM_COLUMNS = "patient INTEGER, signal VARCHAR, state VARCHAR, since TIMESTAMP"
 
 
-def hospital(deadline_s: float = 120, quiet_s: float = 600, backend: dict[str, Any] | None = None) -> App:
+def hospital(
+    deadline_s: float = 120,
+    quiet_s: float = 600,
+    backend: dict[str, Any] | None = None,
+    recovery: Literal["weak", "strong", "effects"] = "weak",
+) -> App:
     """The app. Undecided recommendations lapse after ``deadline_s``; a sign is not asked about again for ``quiet_s``.
 
-    ``backend``: further arguments for the windows over waveforms, such as a pattern.
+    ``backend``: further arguments for the windows over waveforms, such as a pattern. ``recovery``: what is logged.
     """
-    app = App("hospital")
+    app = App("hospital", recovery=recovery)
     for ddl in PATIENT_TABLES.values():
         app.table(ddl, partition_by="patient")
     app.table("""CREATE TABLE drugs (drug VARCHAR PRIMARY KEY, dose DOUBLE NOT NULL, unit VARCHAR NOT NULL,
@@ -250,7 +255,8 @@ def _visits(app: App) -> None:
     """A doctor on the round, or the medication schedule, wants to give something."""
     app.stream(
         "visits",
-        "patient INTEGER NOT NULL, visit_at TIMESTAMP NOT NULL, drug VARCHAR NOT NULL, dose DOUBLE, origin VARCHAR NOT NULL",
+        """patient INTEGER NOT NULL, visit_at TIMESTAMP NOT NULL, drug VARCHAR, dose DOUBLE, unit VARCHAR, until_at TIMESTAMP,
+           origin VARCHAR NOT NULL, note VARCHAR""",
         border=True,
         key="patient",
     )
@@ -261,17 +267,25 @@ def _visits(app: App) -> None:
 
     @app.procedure(inputs="visits", outputs="visit_outcomes", reads=list(RULES), writes=[partition("med_events")])
     def visit(txn: Transaction, visits: Batch) -> None:
-        """SP4: check against what was given, then give."""
+        """SP4: check against what was given, then give. Who wants to give nothing has looked after the patient."""
         for wish in visits:
-            drug = txn.get("drugs", wish.drug)
-            against = _objection(txn, wish.drug, wish.visit_at)
-            if against is None:
-                dose = wish.dose if wish.dose is not None or drug is None else drug.dose
-                unit = None if drug is None else drug.unit
-                _add_event(txn, txn.key, wish.drug, wish.visit_at, dose, unit, wish.origin)
-            kind, reason = (None, None) if against is None else (against.kind, against.text)
-            outcome = (txn.key, wish.visit_at, wish.drug, against is None, kind, reason, wish.origin)
-            txn.emit("visit_outcomes", [outcome])
+            if wish.drug is None:
+                given, kind, reason = False, "seen", wish.note
+            else:
+                against = _objection(txn, wish.drug, wish.visit_at)
+                given, kind, reason = (
+                    (True, None, wish.note) if against is None else (False, against.kind, against.text)
+                )
+            if given:
+                dose, unit = _dose(txn, wish)
+                _add_event(txn, txn.key, wish.drug, wish.visit_at, dose, unit, wish.origin, until_at=wish.until_at)
+            txn.emit("visit_outcomes", [(txn.key, wish.visit_at, wish.drug, given, kind, reason, wish.origin)])
+
+
+def _dose(txn: Transaction, wish: Any) -> tuple[float | None, str | None]:
+    """What was asked for, or the usual dose."""
+    drug = txn.get("drugs", wish.drug)
+    return (wish.dose, wish.unit) if wish.dose is not None or drug is None else (drug.dose, drug.unit)
 
 
 # ---- what the dataflows share

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tidegate.examples.mimic_alerts.kills import Killed, run_with_kills
+from tidegate.examples.mimic_alerts.kills import Killed, Plan, run_with_kills
 from tidegate.examples.mimic_alerts.loose import ALL, Mistakes, compare
 
 COLUMNS = {
@@ -31,7 +31,7 @@ def run_contrast(shifts: int, kills: int, seed: int, console: Console, as_json: 
             counted[variant.name] = vars(mistakes)
             told.print(f"[dim]{variant.name}: {mistakes.total} mistakes[/]", highlight=False)
     with told.status(f"tidegate, killed {kills} times"):
-        killed = run_with_kills(kills, seed)
+        killed = run_with_kills(kills, Plan(seed))
     counted["tidegate"] = vars(_mistakes(killed))
     if not as_json:
         console.print(_table(counted, killed))

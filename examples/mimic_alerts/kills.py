@@ -5,7 +5,7 @@ parent                              child (dies by SIGKILL)
   │  ◀── decisions (file) ────────  written down when they were acknowledged
   │  kill; start again …
   ▼
-every dose allowed, every alert delivered once, every decision applied once, none lost
+every dose allowed, every alert and visit delivered once, every decision applied once, none lost
 """
 
 from __future__ import annotations
@@ -21,17 +21,25 @@ import tempfile
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tidegate import crashpoints
 from tidegate.connectors.sql import SqlSink
+from tidegate.engine import Engine
 from tidegate.errors import BatchError, StillWaiting, TidegateError
 from tidegate.examples.mimic_alerts.app import hospital, start
+from tidegate.examples.mimic_alerts.backends import choose_backend
+from tidegate.examples.mimic_alerts.records import Records
 from tidegate.examples.mimic_alerts.safety import ALERTS, unsafe_doses
 from tidegate.examples.mimic_alerts.shift import Doctor, Shift, WardClock
+from tidegate.examples.mimic_alerts.source import Source
 from tidegate.examples.mimic_alerts.ward import Course, Ward
 
 STUCK_AFTER_S = 180.0
+IDENTITY = {
+    **dict.fromkeys(ALERTS, ("patient", "sign", "found_at")),
+    "visit_outcomes": ("patient", "visit_at", "drug", "reason"),
+}
 POINTS = (
     "log-before-sync",
     "log-after-sync",
@@ -50,6 +58,7 @@ class Killed:
 
     kills: int = 0
     alerts: int = 0
+    visits: int = 0
     decisions: int = 0
     doses: int = 0
     points: Counter[str] = field(default_factory=Counter)
@@ -91,23 +100,45 @@ def busy_ward(seed: int, minutes: float) -> Ward:
     return Ward(8, minutes, seed, packets=5, courses=courses, responds=False)
 
 
+@dataclass(frozen=True)
+class Plan:
+    """What is played and how: ``minutes`` of a busy ward, or the records of some patients in a folder."""
+
+    seed: int = 1
+    minutes: float = 4
+    executor: str = "serial"
+    recovery: Literal["weak", "strong", "effects"] = "weak"
+    backend: str = "local"
+    data: Path | None = None
+    only: tuple[int, ...] = ()
+
+    def source(self) -> Source:
+        if self.data is None:
+            return busy_ward(self.seed, self.minutes)
+        return Records(self.data, set(self.only) or None, packets=5)
+
+    def start(self, path: Path, clock: WardClock, **settings: Any) -> Engine:
+        where = choose_backend(self.backend)
+        settings = {"executor": self.executor, "workers": 2, **settings, **where.settings}
+        return start(hospital(60, 120, where.window, self.recovery), str(path), clock=clock, **settings)
+
+
 class Child:
     """Plays what was not played yet, with a doctor who writes down what was acknowledged."""
 
-    def __init__(self, directory: Path, seed: int, minutes: float, executor: str) -> None:
+    def __init__(self, directory: Path, plan: Plan) -> None:
         self._progress = directory / "progress"
         self._decisions = os.open(directory / "decisions", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        self.source = busy_ward(seed, minutes)
+        self.source = plan.source()
         self.done = int(self._progress.read_text()) if self._progress.exists() else 0
         self.clock = WardClock(self.source.start)
         self.clock.move_to(self.source.start + dt.timedelta(seconds=5 * self.done))
-        settings: dict[str, Any] = {"executor": executor, "workers": 2, "merge_every_s": 0.3}
-        self.engine = start(hospital(60, 120), str(directory / "ward"), clock=self.clock, **settings)
-        for stream in ALERTS:
+        self.engine = plan.start(directory / "ward", self.clock, merge_every_s=0.3)
+        for stream in IDENTITY:
             self.engine.subscribe_durably(stream, f"witness {stream}")  # never acknowledged: it keeps everything
         url = f"sqlite:///{directory / 'alerts.sqlite'}"
-        self.deliveries = [self.engine.deliver(stream, SqlSink(url, stream), f"to {stream}") for stream in ALERTS]
-        self.shift = Shift(self.engine, self.source, self.clock, Doctor(seed, 0.85, 0.1, (5, 25)))
+        self.deliveries = [self.engine.deliver(stream, SqlSink(url, stream), f"to {stream}") for stream in IDENTITY]
+        self.shift = Shift(self.engine, self.source, self.clock, Doctor(plan.seed, 0.85, 0.1, (5, 25)))
 
     def run(self) -> None:
         if not self.engine.query("SELECT count(*) FROM patients").scalar():
@@ -158,7 +189,7 @@ class Child:
             delivery.pump()
 
 
-def live(directory: str, seed: int, minutes: float, executor: str, point: str, reach: int) -> None:
+def live(directory: str, plan: Plan, point: str, reach: int) -> None:
     """A child process: to the end, or until it dies."""
     reached: Counter[str] = Counter()
 
@@ -169,25 +200,25 @@ def live(directory: str, seed: int, minutes: float, executor: str, point: str, r
 
     if point:
         crashpoints.listen(die)
-    Child(Path(directory), seed, minutes, executor).run()
+    Child(Path(directory), plan).run()
 
 
-def run_with_kills(
-    kills: int, seed: int = 1, minutes: float = 4, executor: str = "serial", directory: Path | None = None
-) -> Killed:
+def run_with_kills(kills: int, plan: Plan) -> Killed:
     """Play a shift, killing it so many times, then judge it."""
-    if directory is None:
-        with tempfile.TemporaryDirectory(prefix="tidegate-ward-") as made:
-            return run_with_kills(kills, seed, minutes, executor, Path(made))
+    with tempfile.TemporaryDirectory(prefix="tidegate-ward-") as made:
+        return _run_with_kills(kills, plan, Path(made))
+
+
+def _run_with_kills(kills: int, plan: Plan, directory: Path) -> Killed:
     found = Killed()
-    dice = random.Random(seed)
+    dice = random.Random(plan.seed)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tidegate.examples.mimic_alerts.kills", "pandas"])
     while not (directory / "finished").exists():
         wanted = found.kills < kills
         point = dice.choice((*POINTS, "")) if wanted else ""
         often = point.startswith(("log", "execution"))
-        arguments = (str(directory), seed, minutes, executor, point, dice.randrange(1, 120 if often else 3))
+        arguments = (str(directory), plan, point, dice.randrange(1, 120 if often else 3))
         child = context.Process(target=live, args=arguments)
         child.start()
         child.join(dice.uniform(0.3, 2.5) if wanted and not point else STUCK_AFTER_S)
@@ -195,33 +226,34 @@ def run_with_kills(
         child.kill()
         child.join()
         if stuck:
-            raise TidegateError(f"the shift with seed {seed} does not come to an end")
+            raise TidegateError(f"the shift with seed {plan.seed} does not come to an end")
         if child.exitcode == -signal.SIGKILL:
             found.kills += 1
             found.points[point or "any moment"] += 1
         elif child.exitcode:
-            raise TidegateError(f"the shift with seed {seed} ended with exit code {child.exitcode}")
-    _judge(directory, found)
+            raise TidegateError(f"the shift with seed {plan.seed} ended with exit code {child.exitcode}")
+    _judge(directory, plan, found)
     return found
 
 
-def _judge(directory: Path, found: Killed) -> None:
-    with start(hospital(60, 120), str(directory / "ward"), clock=WardClock(dt.datetime(2030, 1, 1))) as engine:
+def _judge(directory: Path, plan: Plan, found: Killed) -> None:
+    with plan.start(directory / "ward", WardClock(dt.datetime(2030, 1, 1))) as engine:
         events = list(engine.query("SELECT * FROM med_events"))
         emitted = {
             stream: [row for batch in engine.subscribe_durably(stream, f"witness {stream}") for row in batch]
-            for stream in ALERTS
+            for stream in IDENTITY
         }
     found.doubled, found.clashing = unsafe_doses(events)
     with sqlite3.connect(directory / "alerts.sqlite") as database:
-        for stream in ALERTS:
-            rows = database.execute(f"SELECT patient, sign, found_at FROM {stream}").fetchall()
-            delivered = Counter((patient, sign, str(at)[:19]) for patient, sign, at in rows)
-            wanted = Counter((row.patient, row.sign, str(row.found_at)[:19]) for row in emitted[stream])
-            found.alerts += len(wanted)
-            found.repeated += [f"{stream} {one}" for one, times in delivered.items() if times > 1]
+        for stream, columns in IDENTITY.items():
+            rows = database.execute(f"SELECT {', '.join(columns)} FROM {stream}").fetchall()
+            delivered = Counter(tuple(str(value)[:19] for value in row) for row in rows)
+            wanted = Counter(tuple(str(getattr(row, name))[:19] for name in columns) for row in emitted[stream])
+            found.alerts += len(wanted) if stream in ALERTS else 0
+            found.visits += 0 if stream in ALERTS else len(wanted)
+            found.repeated += [f"{stream} {one} emitted {times} times" for one, times in wanted.items() if times > 1]
             found.lost += [f"{stream} {one}" for one in wanted - delivered]
-            found.repeated += [f"{stream} {one} never committed" for one in delivered - wanted]
+            found.repeated += [f"{stream} {one} delivered and not emitted" for one in delivered - wanted]
     database.close()
     applied = Counter((event.patient, event.asked_id, event.drug) for event in events if event.asked_id is not None)
     found.misapplied += [f"{one} given {times} times" for one, times in applied.items() if times != 1]

@@ -32,6 +32,7 @@ from tidegate import App
 from tidegate.examples.mimic_alerts import rules
 from tidegate.examples.mimic_alerts.app import hospital
 from tidegate.examples.mimic_alerts.safety import unsafe_doses
+from tidegate.examples.mimic_alerts.source import Wish
 
 START = dt.datetime(2026, 1, 1, 8)
 DANGEROUS = ("nesiritide", "nesiritide", "sildenafil", "nitroglycerin", "milrinone")
@@ -61,16 +62,6 @@ class Decision(NamedTuple):
 
     give: bool
     decided_by: str
-
-
-class Wish(NamedTuple):
-    """A row of visits."""
-
-    patient: int
-    visit_at: dt.datetime
-    drug: str
-    dose: float | None = None
-    origin: str = "visit"
 
 
 @dataclass(frozen=True)

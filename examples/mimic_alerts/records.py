@@ -2,11 +2,13 @@
 
 Every patient keeps the clock of its own record; the ward's clock is the time that has passed. All records begin together.
 
-Beside the waveforms, ``medevents.csv.gz`` (running infusions, charted every hour) and ``chartevents_hemodynamics.csv.gz`` are
-used where they are found. An infusion counts as running from an hour before it is first charted, because a chart tells of the
-hour before it, until it is charted as stopped or an hour after it is charted last. Its end is taken over with its beginning.
-A patient's limit is 25 mmHg, or 5 more than the median of the mean pressures charted in the day before, if that is six hours or
-more. The chart of patient 10013 runs 52 minutes behind the monitor; it is moved.
+Beside the waveforms, charts are used where they are found. ``medevents.csv.gz``: running infusions, charted every hour. An
+infusion counts as running from an hour before it is first charted, because a chart tells of the hour before it, until it is
+charted as stopped or an hour after it is charted last. Its end is taken over with its beginning. What ran when the record began
+is history; what begins later is a visit that wants to give it. ``bedside_visits.csv.gz``: who came by, and wrote down how much;
+these are visits without a drug. ``chartevents_hemodynamics.csv.gz``: a patient's limit is 25 mmHg, or 5 more than the median of
+the mean pressures charted in the day before, if that is six hours or more. Prescriptions name whole days and are not played. The
+chart of patient 10013 runs 52 minutes behind the monitor; all of it is moved.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ import pyarrow.parquet as pq
 from tidegate.errors import TidegateError
 from tidegate.examples.mimic_alerts.rules import generic_name
 from tidegate.examples.mimic_alerts.signals import ECG_STEP, PRESSURE_STEP, RATE_HZ, Array, pack
-from tidegate.examples.mimic_alerts.source import Patient, Step
+from tidegate.examples.mimic_alerts.source import Patient, Step, Wish
 
 HOUR = dt.timedelta(hours=1)
 NAMED = re.compile(r"p(\d{6})-(\d{4})-(\d\d)-(\d\d)-(\d\d)-(\d\d)")
@@ -45,6 +47,7 @@ class Recording:
         self.pap = b"" if pap is None else pack(pap, PRESSURE_STEP)
         self.ecg = b"" if ecg is None else pack(ecg, ECG_STEP)
         self.seconds = max(len(self.pap), len(self.ecg)) // PACKET_BYTES
+        self.end = start + dt.timedelta(seconds=self.seconds)
 
     def packets(self, wave: bytes, begin: int, end: int) -> list[tuple[Any, ...]]:
         return [
@@ -76,7 +79,7 @@ class Records:
         clinical = _clinical(folder)
         self.patients: list[Patient] = []
         self.history: dict[int, list[Any]] = {}
-        self._later: dict[int, list[list[Any]]] = {}
+        self.visits: dict[int, list[Wish]] = {}
         for recording in self.recordings:
             behind = (CHART_BEHIND if chart_behind is None else chart_behind).get(recording.patient, dt.timedelta(0))
             limit = charted_limit(clinical, recording.patient, recording.start - behind)
@@ -86,19 +89,27 @@ class Records:
                 for drug, begin, until, dose, unit in infusions(clinical, recording.patient)
             ]
             self.history[recording.patient] = [list(run) for run in runs if run[1] <= recording.start]
-            self._later[recording.patient] = [list(run) for run in runs if run[1] > recording.start]
+            wishes = [
+                Wish(recording.patient, begin, drug, dose, unit, until, "chart")
+                for drug, begin, until, dose, unit in runs
+                if recording.start < begin <= recording.end
+            ]
+            seen = bedside_visits(clinical, recording.patient, recording.start - behind, recording.end - behind)
+            wishes += [Wish(recording.patient, at + behind, None, note=note) for at, note in seen]
+            self.visits[recording.patient] = sorted(wishes, key=lambda wish: wish.visit_at)
 
     def steps(self) -> Iterator[Step]:
         seconds = max(recording.seconds for recording in self.recordings)
+        waiting = {patient: list(visits) for patient, visits in self.visits.items()}
         for begin in range(0, seconds, self._packets):
             end = min(begin + self._packets, seconds)
             step = Step(begin // self._packets + 1, self.start + dt.timedelta(seconds=end))
             for recording in self.recordings:
                 step.pap += recording.packets(recording.pap, begin, end)
                 step.ecg += recording.packets(recording.ecg, begin, end)
-                later = self._later[recording.patient]
-                while later and later[0][1] <= recording.start + dt.timedelta(seconds=end):
-                    step.charted.append((recording.patient, later.pop(0)))
+                mine = waiting[recording.patient]
+                while mine and mine[0].visit_at <= recording.start + dt.timedelta(seconds=end):
+                    step.visits.append(mine.pop(0))
             yield step
 
     def administered(self, patient: int, drug: str, at: dt.datetime) -> None:
@@ -239,6 +250,18 @@ def _runs(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
             runs.append([])
         runs[-1].append(row)
     return runs
+
+
+def bedside_visits(
+    folder: Path | None, patient: int, begin: dt.datetime, end: dt.datetime
+) -> list[tuple[dt.datetime, str]]:
+    """Who was at the bed after ``begin`` and up to ``end``, on the chart's clock: when, and what is known of it."""
+    found = []
+    for row in _chart(folder, "bedside_visits.csv.gz", patient):
+        if begin < row["charttime"] <= end:
+            role = row["caregiver_role"] or "caregiver"
+            found.append((row["charttime"], f"{role} {row['cgid']} wrote down {row['n_observations']} observations"))
+    return sorted(found)
 
 
 def charted_limit(folder: Path | None, patient: int, at: dt.datetime) -> float:

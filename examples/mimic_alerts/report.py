@@ -14,7 +14,7 @@ from tidegate.examples.mimic_alerts.safety import Verdict
 from tidegate.examples.mimic_alerts.shift import Seen
 from tidegate.examples.mimic_alerts.source import Patient
 
-COLUMNS = ("given", "declined", "lapsed", "recent", "clash", "alarms", "visits", "refused")
+COLUMNS = ("given", "declined", "lapsed", "recent", "clash", "alarms", "visits", "refused", "seen")
 
 
 def counts(seen: Seen) -> dict[int, Counter[str]]:
@@ -33,7 +33,7 @@ def counts(seen: Seen) -> dict[int, Counter[str]]:
         if row.state != "ok":
             add(row.patient, "alarms")
     for row in seen.of("visit_outcomes"):
-        add(row.patient, "visits" if row.given else "refused")
+        add(row.patient, "visits" if row.given else "seen" if row.kind == "seen" else "refused")
     return found
 
 
@@ -65,12 +65,13 @@ def _table(patients: list[Patient], seen: Seen, wide: bool) -> Table:
     table.add_column("patient", footer="all")
     if wide:
         table.add_column("what happens")
-    for name in COLUMNS:
+    shown = [name for name in COLUMNS if name != "seen" or total[name]]  # recorded visits
+    for name in shown:
         table.add_column(name, justify="right", footer=str(total[name]))
     for patient in busy:
         mine = by_patient.get(patient.patient, Counter())
-        shown = [_figure(name, mine[name]) for name in COLUMNS]
-        table.add_row(patient.bed, *([patient.story] if wide else []), *shown)
+        figures = [_figure(name, mine[name]) for name in shown]
+        table.add_row(patient.bed, *([patient.story] if wide else []), *figures)
     return table
 
 
@@ -83,7 +84,8 @@ def _below(seen: Seen, verdict: Verdict, took_s: float) -> list[RenderableType]:
     lines: list[RenderableType] = [
         Text(
             "Alerts: given, declined, lapsed (nobody decided in time); or nothing to recommend, because the drug was given "
-            "recently or clashes with one that was. Technical alarms. Visits: given, refused.",
+            "recently or clashes with one that was. Technical alarms. Visits: given, refused, "
+            "and of records those that saw the patient and gave nothing.",
             style="dim",
         ),
         Text(

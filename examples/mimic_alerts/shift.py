@@ -119,8 +119,6 @@ class Shift:
     def step(self, step: Step) -> None:
         """One step: what came in, decisions that are due, and what came out."""
         self.clock.move_to(step.at)
-        for patient, event in step.charted:
-            self.engine.submit("record", patient, [event])
         for stream, rows in (("pap", step.pap), ("ecg", step.ecg), ("visits", step.visits)):
             if rows:
                 ticket = self.engine.push(stream, rows, batch_id=step.number)

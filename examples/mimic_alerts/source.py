@@ -18,16 +18,28 @@ class Patient(NamedTuple):
     story: str = ""
 
 
+class Wish(NamedTuple):
+    """A row of visits: somebody is at the bed and wants to give ``drug``, or (None) nothing. An infusion has its end with it."""
+
+    patient: int
+    visit_at: dt.datetime
+    drug: str | None
+    dose: float | None = None
+    unit: str | None = None
+    until_at: dt.datetime | None = None
+    origin: str = "visit"
+    note: str | None = None
+
+
 @dataclass
 class Step:
-    """What comes in up to ``at``: packets of one second, wishes to give something, charts. ``number`` is the batch-id."""
+    """What comes in up to ``at``: packets of one second, and visits. ``number`` is the batch-id."""
 
     number: int
     at: dt.datetime
     pap: list[tuple[Any, ...]] = field(default_factory=list)
     ecg: list[tuple[Any, ...]] = field(default_factory=list)
-    visits: list[tuple[Any, ...]] = field(default_factory=list)
-    charted: list[tuple[int, list[Any]]] = field(default_factory=list)  # taken over from a chart
+    visits: list[Wish] = field(default_factory=list)
 
 
 class Source(Protocol):

@@ -103,6 +103,8 @@ class State:
                 self._tell(row.found_at, patient, kind, f"{told}: {row.decided_by} (alert {batch_id})")
             case "notices" | "rate_notices":
                 self._tell(row.found_at, patient, "suppressed", f"{row.sign}, nothing to recommend: {row.reason}")
+            case "visit_outcomes" if row.kind == "seen":
+                self._tell(row.visit_at, patient, "quiet", f"visited: {row.reason}")
             case "visit_outcomes":
                 told = (
                     f"{row.drug} given ({row.origin})"

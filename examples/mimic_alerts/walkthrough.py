@@ -10,6 +10,7 @@
 from tidegate.examples.mimic_alerts.app import hospital, start
 from tidegate.examples.mimic_alerts.safety import judge
 from tidegate.examples.mimic_alerts.shift import Doctor, Shift, WardClock
+from tidegate.examples.mimic_alerts.source import Wish
 from tidegate.examples.mimic_alerts.ward import Ward
 
 ward = Ward(patients=8, minutes=6, seed=2)
@@ -50,7 +51,7 @@ print(f"{clock.now():%H:%M:%S} patient {question.key}: {advice.sign} {advice.val
 # %% Who waits for whom
 # A round comes by and wants to give the same patient the same drug. It waits for the decision.
 
-visit = engine.push("visits", [(question.key, clock.now(), advice.drug, None, "visit")], batch_id=1_000_000)
+visit = engine.push("visits", [Wish(question.key, clock.now(), advice.drug)], batch_id=1_000_000)
 held = engine.query("SELECT unit, held_by FROM tidegate.locks WHERE held_by IS NOT NULL AND unit = 'visit'").rows
 assert not visit.done
 print([tuple(row) for row in held])

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tidegate.examples.mimic_alerts.signals import ECG_STEP, PRESSURE_STEP, RAIL_MMHG, RATE_HZ, Array, pack
-from tidegate.examples.mimic_alerts.source import Patient, Step
+from tidegate.examples.mimic_alerts.source import Patient, Step, Wish
 
 EPOCH = dt.datetime(2026, 1, 1, 8)
 SHAPE = 512  # points of a beat
@@ -148,7 +148,7 @@ class Ward:
                 step.ecg += [(p.patient, taken_at, pack(ecg[i], ECG_STEP)) for i, p in enumerate(self.patients)]
                 while waiting and waiting[0][0] <= second:
                     at, patient, drug, origin = waiting.pop(0)
-                    step.visits.append((patient, self.start + dt.timedelta(seconds=at), drug, None, origin))
+                    step.visits.append(Wish(patient, self.start + dt.timedelta(seconds=at), drug, origin=origin))
             yield step
 
     def administered(self, patient: int, drug: str, at: dt.datetime) -> None:

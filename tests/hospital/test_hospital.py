@@ -13,6 +13,7 @@ import tidegate
 from tidegate.examples.mimic_alerts import signals
 from tidegate.examples.mimic_alerts.app import hospital, start
 from tidegate.examples.mimic_alerts.shift import WardClock
+from tidegate.examples.mimic_alerts.source import Wish
 
 EIGHT = dt.datetime(2026, 1, 1, 8)
 
@@ -39,7 +40,7 @@ class Bed:
 
     def visit(self, drug: str, patient: int = 1, number: int | None = None) -> Any:
         at = EIGHT + dt.timedelta(seconds=self.second)
-        return self.engine.push("visits", [(patient, at, drug, None, "visit")], batch_id=number or self.second + 1)
+        return self.engine.push("visits", [Wish(patient, at, drug)], batch_id=number or self.second + 1)
 
     def decide(self, give: bool) -> None:
         (question,) = self.engine.questions()

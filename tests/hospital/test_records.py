@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import csv
 import datetime as dt
+import gzip
+import itertools
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from shared_data import PAP, WFDB, needs_pap, needs_wfdb
+from shared_data import CLINICAL, PAP, WFDB, needs_clinical, needs_pap, needs_wfdb
 
 from tidegate.errors import TidegateError
 from tidegate.examples.mimic_alerts.app import hospital, start
@@ -48,7 +51,9 @@ def test_10013_is_elevated_from_2359_and_nesiritide_is_running(played: Played) -
     assert {(notice.drug, notice.kind) for notice in notices} == {("nesiritide", "recent")}
     assert "nesiritide is running" in notices[0].reason
     assert played.rows(10013, "outcomes") == []
-    assert [event for event in played.events if event.patient == 10013 and event.origin != "record"] == []
+    assert [
+        event for event in played.events if event.patient == 10013 and event.origin not in ("record", "chart")
+    ] == []
 
 
 @needs_pap
@@ -57,6 +62,74 @@ def test_10013_is_suppressed_whatever_the_clock_of_its_chart() -> None:
     played = Played(PAP, {10013}, chart_behind={})
     assert {notice.kind for notice in played.rows(10013, "notices")} == {"recent"}
     assert played.rows(10013, "outcomes") == []
+
+
+def charted_visits(patient: int, begin: str, end: str) -> list[tuple[dt.datetime, str]]:
+    """Read from the file by other means than the example's: time on the chart, who."""
+    with gzip.open(CLINICAL / "bedside_visits.csv.gz", "rt") as file:
+        rows = [row for row in csv.DictReader(file) if int(row["subject_id"]) == patient]
+    return sorted(
+        (dt.datetime.fromisoformat(row["charttime"]), row["cgid"]) for row in rows if begin < row["charttime"] <= end
+    )
+
+
+@needs_pap
+@needs_clinical
+@pytest.mark.parametrize(
+    ("patient", "begin", "end", "behind", "least"),
+    [
+        (10013, "2125-10-04 22:45:00", "2125-10-05 00:25:00", 52, 12),
+        (10061, "2107-01-20 12:33:00", "2107-01-20 14:13:00", 0, 2),
+    ],
+)
+def test_recorded_visits_are_played_when_they_happened(
+    played: Played, patient: int, begin: str, end: str, behind: int, least: int
+) -> None:
+    wanted = [(at + dt.timedelta(minutes=behind), who) for at, who in charted_visits(patient, begin, end)]
+    assert len(wanted) >= least
+    seen = [row for row in played.rows(patient, "visit_outcomes") if row.kind == "seen"]
+    assert [(row.visit_at, row.reason.split()[1]) for row in seen] == wanted
+    assert not any(row.given for row in seen)
+
+
+@needs_pap
+@needs_clinical
+def test_recorded_infusions_come_with_a_visit(played: Played) -> None:
+    """First charted at midnight: an hour before, on the monitor's clock 52 minutes later. They end where the chart says."""
+    begun = [row for row in played.rows(10013, "visit_outcomes") if row.kind != "seen"]
+    assert [(row.drug, row.given, row.origin) for row in begun] == [
+        (drug, True, "chart") for drug in ("dobutamine", "dopamine", "nesiritide")
+    ]
+    at, stopped = dt.datetime(2125, 10, 4, 23, 52), dt.datetime(2125, 10, 5, 4, 52)
+    charted = {event.drug: event for event in played.events if event.patient == 10013 and event.origin == "chart"}
+    assert {event.given_at for event in charted.values()} == {at}
+    assert charted["nesiritide"][2:] == ("nesiritide", at, stopped, 0.008, "mcgkgmin", "chart", None)
+    assert len([event for event in played.events if event.patient == 10013]) == 3
+    assert [row for row in played.rows(10061, "visit_outcomes") if row.kind != "seen"] == []  # they ran before
+
+
+@needs_pap
+@needs_clinical
+def test_recorded_visits_count_once_however_often_they_are_played(tmp_path: Path) -> None:
+    """Stopped in the middle; the source then begins again from its start, and once more after the end."""
+    source = Records(PAP, {10013})
+
+    def play(until: int | None) -> list[Any]:
+        clock = WardClock(source.start)
+        with start(hospital(), str(tmp_path / "ward"), clock=clock) as engine:
+            engine.subscribe_durably("visit_outcomes", "witness")
+            if not engine.query("SELECT count(*) FROM patients").scalar():
+                Shift(engine, source, clock, None).admit()
+            for step in itertools.islice(source.steps(), until):
+                if step.visits:
+                    engine.push("visits", step.visits, batch_id=step.number)
+            told = [row for batch in engine.subscribe_durably("visit_outcomes", "witness") for row in batch]
+            return [told, list(engine.query("SELECT * FROM med_events ORDER BY number"))]
+
+    half, (told, events) = play(600), play(None)
+    assert 0 < len(half[0]) < len(told) == len(source.visits[10013])
+    assert len(events) == 3
+    assert play(None) == [told, events]
 
 
 @needs_pap

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from shared_data import PAP, needs_pap
 
 from tidegate.examples.mimic_alerts.backends import Where, choose_backend
 from tidegate.examples.mimic_alerts.demo import Options, events_of, open_shift, source_of
-from tidegate.examples.mimic_alerts.kills import busy_ward, run_with_kills
+from tidegate.examples.mimic_alerts.kills import Plan, busy_ward, run_with_kills
 from tidegate.examples.mimic_alerts.loose import ALL, VARIANTS, Mistakes, compare
+from tidegate.examples.mimic_alerts.records import Records
 from tidegate.examples.mimic_alerts.safety import ALERTS, judge
 
 
@@ -40,7 +42,7 @@ def test_spark_decides_as_local_does() -> None:
 
 @pytest.mark.parametrize("executor", ["serial", "threads"])
 def test_a_few_kills(executor: str) -> None:
-    found = run_with_kills(2, seed=11, minutes=3, executor=executor)
+    found = run_with_kills(2, Plan(seed=11, minutes=3, executor=executor))
     assert found.safe, found
     assert (found.kills, found.alerts > 5, found.decisions > 1) == (2, True, True)
 
@@ -49,9 +51,39 @@ def test_a_few_kills(executor: str) -> None:
 @pytest.mark.parametrize("executor", ["serial", "threads"])
 @pytest.mark.parametrize("seed", range(1, 6))
 def test_fifty_kills(executor: str, seed: int) -> None:
-    found = run_with_kills(5, seed=seed, minutes=5, executor=executor)
+    found = run_with_kills(5, Plan(seed, 5, executor))
     assert found.safe, found
-    assert found.kills == 5
+    assert (found.kills, found.visits) == (5, 24)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("executor", ["serial", "threads"])
+@pytest.mark.parametrize("recovery", ["strong", "effects"])
+def test_kills_with_other_logs(executor: str, recovery: Any) -> None:
+    found = run_with_kills(5, Plan(6, 4, executor, recovery))
+    assert found.safe, found
+    assert (found.kills, found.visits) == (5, 24)
+
+
+@pytest.mark.slow
+@needs_pap
+@pytest.mark.parametrize("executor", ["serial", "threads"])
+def test_kills_over_records(executor: str) -> None:
+    plan = Plan(7, executor=executor, data=PAP, only=(10013, 10061, 23922))
+    found = run_with_kills(8, plan)
+    assert found.safe, found
+    assert found.kills == 8
+    assert found.visits == sum(len(visits) for visits in Records(PAP, set(plan.only)).visits.values())
+
+
+@pytest.mark.slow
+def test_kills_on_spark() -> None:
+    where = choose_backend("auto")
+    if not where.spark:
+        pytest.skip(where.told)
+    found = run_with_kills(3, Plan(8, 3, backend="spark"))
+    assert found.safe, found
+    assert (found.kills, found.visits) == (3, 24)
 
 
 @pytest.fixture(scope="module")
