@@ -269,13 +269,10 @@ def _visits(app: App) -> None:
     def visit(txn: Transaction, visits: Batch) -> None:
         """SP4: check against what was given, then give. Who wants to give nothing has looked after the patient."""
         for wish in visits:
-            if wish.drug is None:
-                given, kind, reason = False, "seen", wish.note
-            else:
-                against = _objection(txn, wish.drug, wish.visit_at)
-                given, kind, reason = (
-                    (True, None, wish.note) if against is None else (False, against.kind, against.text)
-                )
+            against = None if wish.drug is None else _objection(txn, wish.drug, wish.visit_at)
+            given = wish.drug is not None and against is None
+            kind = against.kind if against is not None else None if given else "seen"
+            reason = against.text if against is not None else wish.note
             if given:
                 dose, unit = _dose(txn, wish)
                 _add_event(txn, txn.key, wish.drug, wish.visit_at, dose, unit, wish.origin, until_at=wish.until_at)

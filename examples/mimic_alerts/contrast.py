@@ -47,6 +47,7 @@ def _mistakes(killed: Killed) -> Mistakes:
 
 def _table(counted: dict[str, dict[str, int]], killed: Killed) -> Table:
     table = Table(title="What goes wrong without the guarantees", title_justify="left", box=SIMPLE_HEAD)
+    table.padding, table.show_edge = (0, 1, 0, 0), False
     table.add_column("", no_wrap=True)
     for heading in COLUMNS.values():
         table.add_column(heading, justify="right")

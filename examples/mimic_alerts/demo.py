@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +21,7 @@ from tidegate.examples.mimic_alerts.backends import Where, choose_backend
 from tidegate.examples.mimic_alerts.records import Records
 from tidegate.examples.mimic_alerts.safety import judge
 from tidegate.examples.mimic_alerts.shift import Doctor, Shift, WardClock
-from tidegate.examples.mimic_alerts.source import Source
+from tidegate.examples.mimic_alerts.source import Source, Step
 from tidegate.examples.mimic_alerts.ward import Ward
 
 
@@ -41,7 +45,8 @@ def source_of(options: Options, where: Where) -> Source:
     """As fast as it goes, five seconds are a batch where that helps; for people, one."""
     if options.data is not None:
         return Records(options.data, set(options.only) or None, packets=1 if options.speed else 5)
-    return Ward(options.patients, options.minutes, options.seed, packets=5 if where.spark and not options.speed else 1)
+    fast = options.speed == 0 or options.speed >= 10
+    return Ward(options.patients, options.minutes, options.seed, packets=5 if where.spark and fast else 1)
 
 
 def open_shift(options: Options, source: Source, where: Where, **settings: Any) -> Shift:
@@ -65,21 +70,59 @@ def run_headless(options: Options, console: Console, as_json: bool = False) -> d
     source = source_of(options, where)
     told = Console(stderr=True) if as_json else console
     told.print(f"[bold]Hospital[/]: {source.name}, {len(source.patients)} patients. {where.told}.", highlight=False)
+    if not options.auto_doctor:
+        told.print(
+            "Nobody decides, so every question lapses; --auto-doctor brings a simulated doctor.", highlight=False
+        )
     shift = open_shift(options, source, where)
     began = time.perf_counter()
-    with shift.engine, Progress(TextColumn("{task.description}"), BarColumn(), console=told, transient=True) as bar:
-        task = bar.add_task("", total=None)
-        last = source.start
+    with shift.engine, interruptible() as stopped, _progress(told) as bar:
+        task = bar.add_task("", total=source.length_s)
+        passed_s = 0.0
 
-        def tell(step: Any) -> None:
-            if step.number % 10 == 1:
-                passed = int((step.at - last).total_seconds())
-                bar.update(task, description=f"{passed // 60:02d}:{passed % 60:02d} on the ward")
+        def tell(step: Step) -> None:
+            nonlocal passed_s
+            passed_s = (step.at - source.start).total_seconds()
+            bar.update(task, completed=passed_s, description=f"{_clock(passed_s)} on the ward")
 
-        seen = shift.play(options.speed, after=tell)
+        seen = shift.play(options.speed, stopped, tell)
         took_s = time.perf_counter() - began
         verdict = judge(events_of(shift.engine), seen.rows)
-    found = report.facts(seen, verdict, took_s)
+    found = {**report.facts(seen, verdict, took_s), "stopped": stopped()}
     if not as_json:
         report.show(console, source.patients, seen, verdict, took_s)
+    if stopped():
+        told.print(f"Stopped after {_clock(passed_s)} of {_clock(source.length_s)} on the ward.", highlight=False)
+    elif options.speed and passed_s < 0.8 * options.speed * took_s:
+        held = passed_s / took_s
+        told.print(
+            f"This machine held {held:.3g} of the {options.speed:g} seconds asked for per second.", highlight=False
+        )
     return found
+
+
+def _progress(console: Console) -> Progress:
+    return Progress(TextColumn("{task.description}"), BarColumn(), console=console, transient=True)
+
+
+def _clock(seconds: float) -> str:
+    return f"{int(seconds) // 60:02d}:{int(seconds) % 60:02d}"
+
+
+@contextmanager
+def interruptible() -> Iterator[Callable[[], bool]]:
+    """Within it the first Ctrl-C only asks to stop, so that what happened until then can be told; the second is as ever."""
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked.is_set
+        return
+
+    def ask(number: int, frame: Any) -> None:
+        asked.set()
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, ask)
+    try:
+        yield asked.is_set
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -140,7 +140,8 @@ class Child:
         self.deliveries = [self.engine.deliver(stream, SqlSink(url, stream), f"to {stream}") for stream in IDENTITY]
         self.shift = Shift(self.engine, self.source, self.clock, Doctor(plan.seed, 0.85, 0.1, (5, 25)))
 
-    def run(self) -> None:
+    def run(self, last: int | None = None) -> None:
+        """To the end; ``last``: with this step it is over."""
         if not self.engine.query("SELECT count(*) FROM patients").scalar():
             self.shift.admit()
         for step in self.source.steps():
@@ -150,6 +151,8 @@ class Child:
             for stream, rows in (("pap", step.pap), ("ecg", step.ecg), ("visits", step.visits)):
                 if rows:
                     self.engine.push(stream, rows, batch_id=step.number)
+            if last is not None and step.number >= last:
+                os.kill(os.getpid(), signal.SIGKILL)
             self._after()
             hidden = self._progress.with_suffix(".new")
             hidden.write_text(str(step.number - 1))
@@ -189,8 +192,8 @@ class Child:
             delivery.pump()
 
 
-def live(directory: str, plan: Plan, point: str, reach: int) -> None:
-    """A child process: to the end, or until it dies."""
+def live(directory: str, plan: Plan, point: str, reach: int, last: int | None) -> None:
+    """A child process: to the end, or until it dies: at a point, when it is killed, or with a step, whichever comes first."""
     reached: Counter[str] = Counter()
 
     def die(name: str) -> None:
@@ -200,7 +203,7 @@ def live(directory: str, plan: Plan, point: str, reach: int) -> None:
 
     if point:
         crashpoints.listen(die)
-    Child(Path(directory), plan).run()
+    Child(Path(directory), plan).run(last)
 
 
 def run_with_kills(kills: int, plan: Plan) -> Killed:
@@ -212,13 +215,15 @@ def run_with_kills(kills: int, plan: Plan) -> Killed:
 def _run_with_kills(kills: int, plan: Plan, directory: Path) -> Killed:
     found = Killed()
     dice = random.Random(plan.seed)
+    steps = plan.source().length_s // 5
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tidegate.examples.mimic_alerts.kills", "pandas"])
     while not (directory / "finished").exists():
         wanted = found.kills < kills
         point = dice.choice((*POINTS, "")) if wanted else ""
         often = point.startswith(("log", "execution"))
-        arguments = (str(directory), plan, point, dice.randrange(1, 120 if often else 3))
+        last = steps * (found.kills + 1) // (kills + 1) if wanted else None  # or it could be over before it was killed
+        arguments = (str(directory), plan, point, dice.randrange(1, 120 if often else 3), last)
         child = context.Process(target=live, args=arguments)
         child.start()
         child.join(dice.uniform(0.3, 2.5) if wanted and not point else STUCK_AFTER_S)

@@ -50,6 +50,7 @@ POLICY = "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' d
 USUAL_PORT = 8090
 KEPT = 400  # events a browser may be behind; it then jumps to the newest
 STATE_S = 0.25  # how often the lists beside the waves are renewed
+SLOWEST, FASTEST = 0.1, 60.0  # ward seconds per second
 log = logging.getLogger("tidegate.hospital")
 
 
@@ -73,9 +74,10 @@ class Player:
 
     def __init__(self, shift: Shift, speed: float, paused: bool = False) -> None:
         self.shift = shift
-        self.speed = speed
+        self.speed = max(SLOWEST, speed) if speed else FASTEST
         self.paused = paused
         self.ended = False
+        self.failed: Exception | None = None
         self.hub = Hub()
         self.state = State(shift)
         self._told_at = 0.0
@@ -98,14 +100,15 @@ class Player:
         """Pause, go on, change the speed; returns what holds now."""
         if isinstance(wanted.get("paused"), bool):
             self.paused = wanted["paused"]
-        if isinstance(wanted.get("speed"), (int, float)) and 0.1 <= wanted["speed"] <= 60:
+        if isinstance(wanted.get("speed"), (int, float)) and SLOWEST <= wanted["speed"] <= FASTEST:
             self.speed = float(wanted["speed"])
         with self._telling:
             self.hub.put("state", {**self.state.latest, **self._controls()})
         return self._controls()
 
     def _controls(self) -> dict[str, Any]:
-        return {"paused": self.paused, "speed": self.speed, "ended": self.ended}
+        failed = None if self.failed is None else str(self.failed) or type(self.failed).__name__
+        return {"paused": self.paused, "speed": self.speed, "ended": self.ended, "failed": failed}
 
     def _run(self) -> None:
         try:
@@ -120,13 +123,13 @@ class Player:
                 seconds = len(step.pap or step.ecg) / max(len(self.shift.source.patients), 1)
                 self._stop.wait(max(0.0, seconds / self.speed - (time.monotonic() - began)))
             self._wind_down()
-        except Exception:
-            log.exception("the shift ended with an error")
-            raise
-        finally:
-            self.ended = True
-            if not self._stop.is_set():
-                self._tell()
+            self._tell()
+        except Exception as error:
+            log.debug("the shift ended with an error", exc_info=True)
+            self.failed = error
+        self.ended = True
+        with self._telling:
+            self.hub.put("state", {**self.state.latest, **self._controls()})
 
     def _waited(self) -> bool:
         """Stand still while paused; True when it is over."""
@@ -276,7 +279,8 @@ def run_live(options: Options, console: Console, host: str, port: int | None, br
     shift = open_shift(options, source, where)
     began = time.perf_counter()
     with shift.engine:
-        with _serve(Player(shift, options.speed), host, port) as server:
+        player = Player(shift, options.speed)
+        with _serve(player, host, port) as server:
             console.print(
                 f"[bold]Hospital[/]: {source.name}, {len(source.patients)} patients. {where.told}.", highlight=False
             )
@@ -284,18 +288,35 @@ def run_live(options: Options, console: Console, host: str, port: int | None, br
             if browser:
                 _open_browser(f"{server.url}/ward")
             try:
-                while True:
-                    time.sleep(0.5)
+                _wait(player, console)
             except KeyboardInterrupt:
                 pass
         took_s = time.perf_counter() - began
+        shift.collect()
         verdict = judge(events_of(shift.engine), shift.seen.rows)
     report.show(console, source.patients, shift.seen, verdict, took_s)
+    if player.failed is not None:
+        raise TidegateError(f"the shift stopped early: {player.failed}") from player.failed
     return report.facts(shift.seen, verdict, took_s)
+
+
+def _wait(player: Player, console: Console) -> None:
+    """For Ctrl-C, or an error; says when the shift is over."""
+    told = False
+    while player.failed is None:
+        if player.ended and not told:
+            told = True
+            console.print("The shift is over. The page stays until Ctrl-C.", highlight=False)
+        time.sleep(0.2)
 
 
 def _serve(player: Player, host: str, port: int | None) -> LiveServer:
     """At the port asked for; without one at the usual port, or any when that is taken."""
+    if not Settings(host=host).loopback:
+        raise TidegateError(
+            f"--host {host} lets other machines in, and anybody who sees this page may decide; listen on 127.0.0.1, and reach it "
+            f"from elsewhere through a tunnel such as ssh -L {port or USUAL_PORT}:127.0.0.1:{port or USUAL_PORT}"
+        )
     if port is not None:
         return LiveServer(player, host, port)
     try:

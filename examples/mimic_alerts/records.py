@@ -75,6 +75,7 @@ class Records:
         self.recordings = [open_recording(path, number) for number, path in enumerate(find_waveforms(folder, only), 1)]
         self.start = min(recording.start for recording in self.recordings)
         self.starts = {recording.patient: recording.start for recording in self.recordings}
+        self.length_s = max(recording.seconds for recording in self.recordings)
         self._packets = packets
         clinical = _clinical(folder)
         self.patients: list[Patient] = []
@@ -99,7 +100,7 @@ class Records:
             self.visits[recording.patient] = sorted(wishes, key=lambda wish: wish.visit_at)
 
     def steps(self) -> Iterator[Step]:
-        seconds = max(recording.seconds for recording in self.recordings)
+        seconds = self.length_s
         waiting = {patient: list(visits) for patient, visits in self.visits.items()}
         for begin in range(0, seconds, self._packets):
             end = min(begin + self._packets, seconds)
@@ -132,12 +133,20 @@ def find_waveforms(folder: Path, only: set[int] | None = None) -> list[Path]:
             if only is None or subject_of(name) in only:
                 found.setdefault(name, path)
     usable = [path for name, path in sorted(found.items()) if not name.endswith("_500hz") and _is_record(path)]
-    if not usable:
-        whose = "" if only is None else f" of patients {', '.join(map(str, sorted(only)))}"
+    if usable:
+        return usable
+    if only is not None:
+        there = sorted({subject for path in find_waveforms(folder) if (subject := subject_of(path.name)) is not None})
+        whose = ", ".join(map(str, sorted(only)))
         raise TidegateError(
-            f"no waveforms{whose} in {folder}: neither pap_p*.parquet, pap_p*.csv.gz nor WFDB (.hea) files"
+            f"no waveforms of patient {whose} in {folder}; there are {', '.join(map(str, there)) or 'none with a number'}"
         )
-    return usable
+    charts = (
+        " (these are charts; they are found beside the waveforms)" if (folder / "medevents.csv.gz").is_file() else ""
+    )
+    raise TidegateError(
+        f"no waveforms in {folder}{charts}: neither pap_p*.parquet, pap_p*.csv.gz nor WFDB (.hea) files"
+    )
 
 
 def _is_record(path: Path) -> bool:

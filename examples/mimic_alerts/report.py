@@ -60,7 +60,7 @@ def _table(patients: list[Patient], seen: Seen, wide: bool) -> Table:
     by_patient = counts(seen)
     busy = [patient for patient in patients if by_patient.get(patient.patient)] if len(patients) > 16 else patients
     table = Table(title="The shift", title_justify="left", show_footer=True, header_style="bold", box=SIMPLE_HEAD)
-    table.padding = (0, 1, 0, 0)
+    table.padding, table.show_edge = (0, 1, 0, 0), False
     total: Counter[str] = sum(by_patient.values(), Counter())
     table.add_column("patient", footer="all")
     if wide:
@@ -71,7 +71,7 @@ def _table(patients: list[Patient], seen: Seen, wide: bool) -> Table:
     for patient in busy:
         mine = by_patient.get(patient.patient, Counter())
         figures = [_figure(name, mine[name]) for name in shown]
-        table.add_row(patient.bed, *([patient.story] if wide else []), *figures)
+        table.add_row(patient.bed.removeprefix("patient "), *([patient.story] if wide else []), *figures)
     return table
 
 

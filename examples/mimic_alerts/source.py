@@ -47,6 +47,7 @@ class Source(Protocol):
 
     name: str
     start: dt.datetime
+    length_s: int
     patients: list[Patient]
     history: dict[int, list[Any]]
 

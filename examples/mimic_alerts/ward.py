@@ -113,6 +113,7 @@ class Ward:
         self.minutes = minutes
         self.responds = responds
         self.start = EPOCH
+        self.length_s = round(60 * minutes)
         self._packets = packets  # seconds to a batch
         self._dice = np.random.default_rng(seed)
         self._late = self._dice.uniform(0, 20, patients) if patients > len(told) else np.zeros(patients)
@@ -136,7 +137,7 @@ class Ward:
     def steps(self) -> Iterator[Step]:
         """One step for each second (or ``packets`` of them) until the minutes are over."""
         waiting = list(self._visits)
-        seconds = round(60 * self.minutes)
+        seconds = self.length_s
         for begin in range(0, seconds, self._packets):
             step = Step(
                 begin // self._packets + 1, self.start + dt.timedelta(seconds=min(begin + self._packets, seconds))

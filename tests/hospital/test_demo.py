@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import signal
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 from rich.console import Console
 from shared_data import PAP, needs_pap
 
 from tidegate.examples.mimic_alerts.backends import choose_backend
-from tidegate.examples.mimic_alerts.demo import Options, run_headless
+from tidegate.examples.mimic_alerts.demo import Options, interruptible, run_headless
 
 
 def demo(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -40,6 +44,36 @@ def test_an_unknown_backend_or_folder_is_one_clear_line() -> None:
     done = demo("--data", "nowhere")
     assert done.returncode == 2
     assert "nowhere is no folder" in done.stderr
+    done = demo("--patient", "5")
+    assert (done.returncode, "give their folder with --data" in done.stderr) == (2, True)
+
+
+def test_the_first_ctrl_c_asks_and_the_second_insists() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with interruptible() as stopped:
+        assert not stopped()
+        signal.raise_signal(signal.SIGINT)
+        assert stopped()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_shift_that_is_stopped_is_told_up_to_there() -> None:
+    before = signal.getsignal(signal.SIGINT)
+
+    def press() -> None:
+        while signal.getsignal(signal.SIGINT) is before:
+            time.sleep(0.005)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=press, daemon=True).start()
+    console = Console(file=io.StringIO(), width=140)
+    facts = run_headless(Options(backend="local", speed=10), console)
+    assert facts["stopped"]
+    assert facts["safe"]
+    assert facts["packets"] < 2 * 8 * 600
+    assert " of 10:00 on the ward." in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_everything_happens_in_ten_minutes() -> None:

@@ -7,6 +7,7 @@ ward's clock, and with it every deadline, moves only when the test moves it, how
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,10 +16,12 @@ from typing import Any
 import httpx
 import pytest
 from chromium import NoBrowser, chromium
+from rich.console import Console
 
+from tidegate.errors import TidegateError
 from tidegate.examples.mimic_alerts.backends import choose_backend
 from tidegate.examples.mimic_alerts.demo import Options, events_of, open_shift
-from tidegate.examples.mimic_alerts.live import LiveServer, Player
+from tidegate.examples.mimic_alerts.live import LiveServer, Player, run_live
 from tidegate.examples.mimic_alerts.safety import judge
 from tidegate.examples.mimic_alerts.shift import Shift
 from tidegate.examples.mimic_alerts.ward import Artefact, Course, Ward
@@ -210,6 +213,33 @@ def test_light_and_dark(asking: LiveServer, visit: Any) -> None:
     assert page.get_attribute("html", "data-theme") == "light"
     page.keyboard.press("t")
     assert page.get_attribute("html", "data-theme") == "dark"
+
+
+class Broken(Ward):
+    def steps(self) -> Iterator[Any]:
+        yield from itertools.islice(super().steps(), 3)
+        raise RuntimeError("the monitor was unplugged")
+
+
+def test_a_shift_that_breaks_says_so() -> None:
+    options = Options(auto_doctor=False)
+    shift = open_shift(options, Broken(2, 1), choose_backend("local"))
+    with shift.engine:
+        player = Player(shift, speed=0)
+        assert player.speed == 60  # as fast as a page can show
+        player.start()
+        deadline = time.monotonic() + WAIT_MS / 1000
+        while not player.ended and time.monotonic() < deadline:
+            time.sleep(0.02)
+        player.stop()
+        assert str(player.failed) == "the monitor was unplugged"
+        assert player.control({})["failed"] == "the monitor was unplugged"
+        assert player.shift.seen.packets == 3 * 2 * 2
+
+
+def test_the_page_is_for_this_machine_only() -> None:
+    with pytest.raises(TidegateError, match="lets other machines in"):
+        run_live(Options(backend="local"), Console(quiet=True), "0.0.0.0", 0, browser=False)
 
 
 def test_requests_that_do_not_fit(asking: LiveServer) -> None:

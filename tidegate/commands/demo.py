@@ -60,6 +60,8 @@ def hospital(
 
     if backend not in ("auto", "local", "spark"):
         raise TidegateError(f"--backend {backend}: use auto, local or spark")
+    if patient and data is None:
+        raise TidegateError("--patient chooses among recorded patients: give their folder with --data")
     if without_transactions:
         _contrast(seed, as_json)
         return
@@ -86,6 +88,8 @@ def hospital(
         print_json(found)
     if not found["safe"]:
         raise typer.Exit(1)
+    if found.get("stopped"):
+        raise typer.Exit(130)
 
 
 def _contrast(seed: int, as_json: bool) -> None:

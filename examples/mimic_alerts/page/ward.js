@@ -197,8 +197,9 @@ function showHead() {
     : "safe: no double dose, no interaction, every alert and decision once";
   byId("pause").textContent = state.ended ? "Ended" : state.paused ? "Go on" : "Pause";
   byId("pause").disabled = state.ended;
-  byId("connection").className = state.ended ? "pill" : state.paused ? "pill warn" : "pill good";
-  byId("connection").textContent = state.ended ? "the shift is over" : state.paused ? "paused" : "live";
+  byId("connection").className = state.failed ? "pill bad" : state.ended ? "pill" : state.paused ? "pill warn" : "pill good";
+  byId("connection").title = state.failed ?? "";
+  byId("connection").textContent = state.failed ? "the shift stopped with an error" : state.ended ? "the shift is over" : state.paused ? "paused" : "live";
   const speeds = byId("speed"), now = String(state.speed);
   if (![...speeds.options].some((option) => option.value === now)) speeds.add(new Option(`${now}×`, now));
   if (document.activeElement !== speeds) speeds.value = now;
