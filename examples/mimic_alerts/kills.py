@@ -152,7 +152,7 @@ class Child:
                 if rows:
                     self.engine.push(stream, rows, batch_id=step.number)
             if last is not None and step.number >= last:
-                os.kill(os.getpid(), signal.SIGKILL)
+                _die(self._progress.parent, "with a step")
             self._after()
             hidden = self._progress.with_suffix(".new")
             hidden.write_text(str(step.number - 1))
@@ -192,6 +192,11 @@ class Child:
             delivery.pump()
 
 
+def _die(directory: Path, where: str) -> None:
+    (directory / "died").write_text(where)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def live(directory: str, plan: Plan, point: str, reach: int, last: int | None) -> None:
     """A child process: to the end, or until it dies: at a point, when it is killed, or with a step, whichever comes first."""
     reached: Counter[str] = Counter()
@@ -199,7 +204,7 @@ def live(directory: str, plan: Plan, point: str, reach: int, last: int | None) -
     def die(name: str) -> None:
         reached[name] += 1
         if name == point and reached[name] == reach:
-            os.kill(os.getpid(), signal.SIGKILL)
+            _die(Path(directory), name)
 
     if point:
         crashpoints.listen(die)
@@ -215,7 +220,7 @@ def run_with_kills(kills: int, plan: Plan) -> Killed:
 def _run_with_kills(kills: int, plan: Plan, directory: Path) -> Killed:
     found = Killed()
     dice = random.Random(plan.seed)
-    steps = plan.source().length_s // 5
+    steps, died = plan.source().length_s // 5, directory / "died"
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tidegate.examples.mimic_alerts.kills", "pandas"])
     while not (directory / "finished").exists():
@@ -234,7 +239,8 @@ def _run_with_kills(kills: int, plan: Plan, directory: Path) -> Killed:
             raise TidegateError(f"the shift with seed {plan.seed} does not come to an end")
         if child.exitcode == -signal.SIGKILL:
             found.kills += 1
-            found.points[point or "any moment"] += 1
+            found.points[died.read_text() if died.exists() else "any moment"] += 1
+            died.unlink(missing_ok=True)
         elif child.exitcode:
             raise TidegateError(f"the shift with seed {plan.seed} ended with exit code {child.exitcode}")
     _judge(directory, plan, found)

@@ -49,6 +49,7 @@ PAGE = Path(__file__).with_name("page")
 POLICY = "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; frame-ancestors 'none'"
 USUAL_PORT = 8090
 KEPT = 400  # events a browser may be behind; it then jumps to the newest
+SCREEN = 10  # waves that fill a screen
 STATE_S = 0.25  # how often the lists beside the waves are renewed
 SLOWEST, FASTEST = 0.1, 60.0  # ward seconds per second
 log = logging.getLogger("tidegate.hospital")
@@ -59,11 +60,19 @@ class Hub:
 
     def __init__(self) -> None:
         self._events: deque[tuple[int, str]] = deque(maxlen=KEPT)
+        self._waves: deque[str] = deque(maxlen=SCREEN)
         self._number = 0
 
     def put(self, kind: str, value: Any) -> None:
+        text = f"event: {kind}\ndata: {json.dumps(value, default=str)}\n\n"
+        if kind == "wave":
+            self._waves.append(text)
+        self._events.append((self._number + 1, text))
         self._number += 1
-        self._events.append((self._number, f"event: {kind}\ndata: {json.dumps(value, default=str)}\n\n"))
+
+    def screen(self) -> tuple[int, list[str]]:
+        """For a browser that comes later: the number of the newest event, and the waves that are on the screen."""
+        return self._number, list(self._waves)
 
     def after(self, number: int) -> list[tuple[int, str]]:
         return [event for event in tuple(self._events) if event[0] > number]
@@ -103,10 +112,10 @@ class Player:
         if isinstance(wanted.get("speed"), (int, float)) and SLOWEST <= wanted["speed"] <= FASTEST:
             self.speed = float(wanted["speed"])
         with self._telling:
-            self.hub.put("state", {**self.state.latest, **self._controls()})
-        return self._controls()
+            self.hub.put("state", {**self.state.latest, **self.controls()})
+        return self.controls()
 
-    def _controls(self) -> dict[str, Any]:
+    def controls(self) -> dict[str, Any]:
         failed = None if self.failed is None else str(self.failed) or type(self.failed).__name__
         return {"paused": self.paused, "speed": self.speed, "ended": self.ended, "failed": failed}
 
@@ -129,7 +138,7 @@ class Player:
             self.failed = error
         self.ended = True
         with self._telling:
-            self.hub.put("state", {**self.state.latest, **self._controls()})
+            self.hub.put("state", {**self.state.latest, **self.controls()})
 
     def _waited(self) -> bool:
         """Stand still while paused; True when it is over."""
@@ -152,7 +161,7 @@ class Player:
         """In the thread that plays: what the patients answer to must not change while their waves are made."""
         with self._telling:
             found = self.state.look()
-            self.hub.put("state", {**found, **self._controls()})
+            self.hub.put("state", {**found, **self.controls()})
         self._told_at = time.monotonic()
 
     def _wave(self, step: Step) -> dict[str, Any]:
@@ -179,14 +188,14 @@ def make_page(player: Player) -> Starlette:
 
     async def events(request: Request) -> Response:
         async def stream() -> AsyncIterator[str]:
-            seen = 0
+            seen, waves = player.hub.screen()
             yield f"event: ward\ndata: {json.dumps(player.state.ward())}\n\n"
-            yield f"event: state\ndata: {json.dumps(player.state.latest, default=str)}\n\n"
+            latest = {**player.state.latest, **player.controls()}
+            yield f"event: state\ndata: {json.dumps(latest, default=str)}\n\n"
+            for text in waves:
+                yield text
             while not player.stopping:
-                found = player.hub.after(seen)
-                if not seen:
-                    found = found[-8:]  # a browser that comes later begins with the newest
-                for number, text in found:
+                for number, text in player.hub.after(seen):
                     seen = number
                     yield text
                 await asyncio.sleep(0.05)

@@ -35,6 +35,16 @@ NAMED = re.compile(r"p(\d{6})-(\d{4})-(\d\d)-(\d\d)-(\d\d)-(\d\d)")
 UNNAMED_START = dt.datetime(2000, 1, 1)
 ECG_NAMES = ("ii", "mcl1", "v", "i", "iii", "avr")
 PACKET_BYTES = 2 * RATE_HZ
+UNITS = {  # as charted, and as people write them
+    "mcgkgmin": "mcg/kg/min",
+    "mcgmin": "mcg/min",
+    "mcghr": "mcg/h",
+    "mgkghr": "mg/kg/h",
+    "mgmin": "mg/min",
+    "mghr": "mg/h",
+    "Uhr": "U/h",
+    "Umin": "U/min",
+}
 CHART_BEHIND = {10013: dt.timedelta(minutes=52)}  # found by comparing charted with recorded heart rates
 
 
@@ -71,7 +81,7 @@ class Records:
         chart_behind: dict[int, dt.timedelta] | None = None,
     ) -> None:
         """``only``: these patients. ``chart_behind``: how far a patient's chart clock runs behind the monitor's."""
-        self.name = f"records in {folder}"
+        self.name = f"records in {folder.resolve().name}"
         self.recordings = [open_recording(path, number) for number, path in enumerate(find_waveforms(folder, only), 1)]
         self.start = min(recording.start for recording in self.recordings)
         self.starts = {recording.patient: recording.start for recording in self.recordings}
@@ -246,7 +256,9 @@ def infusions(
         for run in _runs(sorted(rows, key=lambda row: row["charttime"])):
             first, last = run[0], run[-1]
             until = last["charttime"] + (dt.timedelta(0) if last["stopped"] == "Stopped" else HOUR)
-            runs.append((drug, first["charttime"] - HOUR, until, first["dose"], first["doseuom"]))
+            runs.append(
+                (drug, first["charttime"] - HOUR, until, first["dose"], UNITS.get(first["doseuom"], first["doseuom"]))
+            )
     return sorted(runs, key=lambda run: (run[1], run[0]))
 
 

@@ -19,6 +19,8 @@ const time = (text) => (text ?? "").slice(11, 19);
 const minutes = (seconds) => { const whole = Math.max(0, Math.floor(seconds)); return `${Math.floor(whole / 60)}:${String(whole % 60).padStart(2, "0")}`; };
 const bedOf = (patient) => ward?.patients.find((one) => one.patient === Number(patient))?.bed ?? `patient ${patient}`;
 
+const shortOf = (patient) => bedOf(patient).replace(/^patient /, "");
+
 // ---- theme
 
 function theme(name) {
@@ -160,11 +162,11 @@ function move(by) {
 
 function showEvents() {
   const names = state.events.map((event) => `${event.patient}.${event.number}`);
-  byId("event-count").textContent = `${state.event_count} administrations`;
+  byId("event-count").textContent = state.event_count === 1 ? "1 administration" : `${state.event_count} administrations`;
   if (names.join() === byId("events").dataset.names) return;
   byId("events").dataset.names = names.join();
   byId("events").replaceChildren(...state.events.map((event, i) => make("tr", { class: known && !known.has(names[i]) ? "new" : null, "data-drug": event.drug, "data-patient": event.patient },
-    make("td", {}, time(event.at)), make("td", {}, bedOf(event.patient)), make("td", {}, event.drug),
+    make("td", {}, time(event.at)), make("td", {}, shortOf(event.patient)), make("td", {}, event.drug),
     make("td", {}, event.dose == null ? "" : `${event.dose} ${event.unit ?? ""}`),
     make("td", { class: `origin-${event.origin}` }, event.until ? `${event.origin}, infusion` : event.origin))));
   if (!state.events.length) byId("events").append(make("tr", {}, make("td", { colspan: 5, class: "dim" }, "Nothing was given yet.")));
@@ -185,7 +187,7 @@ function showWaits() {
 }
 
 function showNews() {
-  byId("news").replaceChildren(...state.news.map((one) => make("li", { class: `kind-${one.kind}` }, make("time", {}, time(one.at)), make("span", {}, bedOf(one.patient)), make("span", { class: `kind-${one.kind}` }, one.told))));
+  byId("news").replaceChildren(...state.news.map((one) => make("li", { class: `kind-${one.kind}` }, make("time", {}, time(one.at)), make("span", {}, shortOf(one.patient)), make("span", { class: `kind-${one.kind}` }, one.told))));
 }
 
 function showHead() {
