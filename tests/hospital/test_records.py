@@ -223,6 +223,6 @@ def test_folders_that_do_not_fit(tmp_path: Path) -> None:
     pq.write_table(
         pa.table({"t_ms": [0, 8], "pap_mmhg": [20.0, None]}), tmp_path / "pap_p000007-2100-01-01-00-00.parquet"
     )
-    with pytest.raises(TidegateError, match="no waveforms of patient 8 in .*; there are 7"):
+    with pytest.raises(TidegateError, match=r"no waveforms of patient 8 in .*; there are 7"):
         find_waveforms(tmp_path, {8})
     assert open_recording(find_waveforms(tmp_path, {7})[0], 1).patient == 7
