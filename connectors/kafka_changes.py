@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
@@ -35,6 +35,7 @@ def changes_in_topic(
         if found.error is not None:
             raise SourceError(f"topic {topic} at {servers}: {found.error.str()}", fatal=True)
         left = set(found.partitions)
+        _check_whole(consumer, topic, left)
         consumer.assign([TopicPartition(topic, partition, 0) for partition in left])
         while left:
             message = consumer.poll(WAIT_S)
@@ -51,3 +52,16 @@ def changes_in_topic(
         raise SourceError(f"can't read topic {topic} at {servers}: {error.args[0].str()}") from error
     finally:
         consumer.close()
+
+
+def _check_whole(consumer: Consumer, topic: str, partitions: Iterable[int]) -> None:
+    """Compaction leaves the last record of every key. Retention takes rows with it: what it left is no whole table."""
+    for partition in partitions:
+        first, _ = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=WAIT_S)
+        if first > 0:
+            raise SourceError(
+                f"topic {topic} begins at offset {first} of partition {partition}: retention removed what was before, and rows "
+                f"with it that have not changed since. A changelog needs cleanup.policy=compact. Deliver it anew, under another "
+                f"name and to a new topic: it then begins with all rows",
+                fatal=True,
+            )

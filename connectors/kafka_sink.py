@@ -19,7 +19,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from tidegate.connectors.plain import key_text, plain, stable_text
+from tidegate.connectors.plain import key_text, plain, short_digest, stable_text
 from tidegate.connectors.values import JsonValues, Values
 from tidegate.errors import SinkError
 from tidegate.storage.schema import Relation
@@ -89,7 +89,8 @@ class KafkaSink:
                 sink=name,
                 stream=relation.name,
             )
-        self._cursor_topic = f"tidegate-cursor-{re.sub('[^A-Za-z0-9._-]', '-', name)}"[:249]
+        self._identity = f"tidegate-{name}-{self.topic}"  # one producer at a time for an app's delivery to a topic
+        self._cursor_topic = _cursor_topic(name, self.topic)
         try:
             self._make_topics()
             self._register()
@@ -117,7 +118,7 @@ class KafkaSink:
         self._producer = Producer(
             {
                 **self._settings,
-                "transactional.id": f"tidegate-{self.name}",
+                "transactional.id": self._identity,
                 "transaction.timeout.ms": 60_000,
                 "linger.ms": 5,
                 "compression.type": "lz4",
@@ -132,7 +133,7 @@ class KafkaSink:
         consumer = Consumer(
             {
                 **self._settings,
-                "group.id": f"tidegate-cursor-{self.name}",
+                "group.id": self._cursor_topic,
                 "enable.auto.commit": False,
                 "auto.offset.reset": "earliest",
                 "isolation.level": "read_committed",
@@ -209,7 +210,7 @@ class KafkaSink:
             for batch in fresh:
                 self._produce(producer, batch)
             cursor = [[key, batch_id, told] for (key, batch_id), told in digests.items()]
-            producer.produce(self._cursor_topic, json.dumps(cursor).encode(), key=self.name.encode())
+            producer.produce(self._cursor_topic, json.dumps(cursor).encode(), key=self._identity.encode())
             producer.commit_transaction(REQUEST_S)
         except BaseException:
             self._producer = None
@@ -257,3 +258,9 @@ class KafkaSink:
 
     def close(self) -> None:
         self._producer = None
+
+
+def _cursor_topic(name: str, topic: str) -> str:
+    """Of one delivery to one topic. Names of topics have few characters, and not many: the digest tells alike ones apart."""
+    readable = re.sub("[^A-Za-z0-9._-]", "-", f"{name}-{topic}")[:200]
+    return f"tidegate-cursor-{readable}-{short_digest(f'{name} {topic}')}"

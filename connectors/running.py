@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 from tidegate.connectors.toml_file import Connector, Setup
-from tidegate.delivery import FIRST_PAUSE_S, LONGEST_PAUSE_S
+from tidegate.delivery import FIRST_PAUSE_S, LONGEST_PAUSE_S, qualified
 from tidegate.errors import ServerError, SinkError, TidegateError
 from tidegate.ingestion import Ingestion, ingest
 from tidegate.ingestion_targets import target_of
@@ -36,7 +36,7 @@ class RemoteDelivery:
         self._stop = threading.Event()
         self._idle = threading.Event()
         relation = client.schemas().wires[self.stream].relation
-        self._sink.open(self.name, relation)
+        self._sink.open(qualified(client.app()["name"], self.name), relation)
         self._subscription = client.subscribe_durably(self.stream, self.name)
         self._thread = threading.Thread(target=self._run, name=f"tidegate-delivery-{self.name}", daemon=True)
         self._thread.start()

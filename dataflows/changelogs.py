@@ -1,4 +1,4 @@
-"""The changelog of a table, as it is declared: a stream without producer, and a procedure that fills tables again."""
+"""The changelog of a table, as it is declared: a stream without producer, and procedures to begin it and to fill tables again."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 COLUMNS = "row_key VARCHAR NOT NULL, before VARCHAR, after VARCHAR, position BIGINT NOT NULL"
 RESTORE = "tidegate_restore"
+SNAPSHOT = "tidegate_snapshot_"  # and the name of the table
 
 
 def restore_rows(txn: Any, table: str, rows: Sequence[Sequence[Any]]) -> None:
@@ -20,10 +21,19 @@ def restore_rows(txn: Any, table: str, rows: Sequence[Sequence[Any]]) -> None:
         txn.insert(table, row)
 
 
+def begin_subscription(txn: Any, subscription: str) -> None:
+    """A place in the order: what the table holds there is where ``subscription`` begins. The engine does that at its commit.
+
+    It is declared to write the table, so everything before it has committed and nothing behind it has.
+    """
+
+
 def declare_changelog(app: App, table: str) -> None:
-    """Declare the stream ``<table>_changes``, and let the tables with a changelog be filled from it."""
+    """Declare the stream ``<table>_changes``, how to begin it, and let the tables with a changelog be filled from it."""
     name = app.stream(f"{table}_changes", COLUMNS)
     app.streams[name] = Stream(name, app.streams[name].relation, changelog_of=table)
     tables = [s.changelog_of for s in app.streams.values() if s.changelog_of is not None]
     access = tuple(TableAccess(followed, write=True) for followed in tables)
     app.procedures[RESTORE] = Procedure(RESTORE, restore_rows, access=access)
+    snapshot = SNAPSHOT + table
+    app.procedures[snapshot] = Procedure(snapshot, begin_subscription, access=(TableAccess(table, write=True),))

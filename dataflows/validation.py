@@ -33,8 +33,8 @@ def check_inputs(app: App, procedure: Procedure) -> None:
         if app.streams[name].changelog_of is not None:
             raise DeclarationError(
                 f"procedure {procedure.name} reads {name}, the changelog of {app.streams[name].changelog_of}: it is an output. "
-                f"Declare a border stream with its columns, key='row_key', and deliver the changelog there "
-                f"(tidegate.connectors.engine_sink)",
+                f"Declare a border stream with its columns, key='row_key', and deliver the changelog there: "
+                f"engine.deliver({name!r}, EngineSink(engine, …))",
                 procedure=procedure.name,
                 stream=name,
             )

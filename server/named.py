@@ -104,7 +104,6 @@ class NamedFeeds:
         self._engine = feeds.engine
         self._loop = asyncio.get_running_loop()
         self._served: dict[str, _Served] = {}
-        self._wakers: dict[str, Callable[[int, Batch], None]] = {}
 
     async def attach(self, stream: str, name: str, acknowledged: str | None) -> Session:
         """Serve ``name`` on a new connection. ``acknowledged``: the last batch dealt with, as EventSource sends it."""
@@ -176,9 +175,7 @@ class NamedFeeds:
             served = self._known(name)
             if served.session is not None:
                 self._tell(served.session.end, TakenOver(f"subscription {name!r} was removed", name=name))
-            with self._engine.lock:
-                self._engine.runtime.listeners[served.subscription.stream].remove(self._wakers.pop(name))
-                self._engine.outbox.unsubscribe(name)
+            self._engine.outbox.unsubscribe(name)
             del self._served[name]
 
         await self._ask(job)
@@ -224,16 +221,15 @@ class NamedFeeds:
         return self._serve(subscription.stream, name)
 
     def _listen(self, served: _Served) -> None:
-        """Wake the fan-out thread after the durable subscription has received a batch (it was registered before)."""
+        """Wake the fan-out thread after the durable subscription has received a batch."""
 
-        def wake(position: int, batch: Batch) -> None:
+        def wake() -> None:
             if not served.woken:
                 served.woken = True
                 self._feeds.call(lambda: self._pump(served))
 
         with self._engine.lock:
-            self._wakers[served.subscription.name] = wake
-            self._engine.runtime.listeners[served.subscription.stream].append(wake)
+            served.subscription.notice = wake
 
     def _pump(self, served: _Served) -> None:
         """Hand the connection what its window has room for."""

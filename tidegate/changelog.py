@@ -15,6 +15,10 @@ of other tables have none. Executions that change the same partition commit in p
 key, as on any stream. The rows of a batch are in key order: a changelog is the same in every run and after every crash.
 
 Nothing is computed while nobody follows the stream.
+
+A durable subscription begins with a *snapshot*: the rows that the table holds, as changes from nothing, at the position of a
+call that takes its place in the order like any other. What committed before it is in the snapshot, what commits after it
+follows, whatever runs in parallel and after every crash; so a subscription has all it takes to make the table again.
 """
 
 from __future__ import annotations
@@ -31,6 +35,7 @@ from tidegate.errors import DataError, TidegateError
 from tidegate.storage.database import Database
 from tidegate.storage.schema import Key, Relation, Row, TableSchema
 from tidegate.storage.versions import VersionedTable
+from tidegate.storage.view import View
 from tidegate.streams.batch import Batch
 from tidegate.wire import RowWire, encode
 
@@ -57,6 +62,17 @@ class Changelog:
                     self._relation.row(key_text(schema, key), self._told(before), self._told(after), position)
                 )
         return [Batch(self._relation, position, rows, part) for part, rows in parts.items()]
+
+    def snapshot(self, view: View) -> list[Batch]:
+        """All rows that ``view`` shows, as changes from nothing at its position."""
+        schema = self._table.schema
+        parts: dict[Any, list[Row]] = {}
+        for row in view.scan(schema.name):
+            key = schema.key_of(row)
+            parts.setdefault(_partition(schema, key), []).append(
+                self._relation.row(key_text(schema, key), None, self._told(row), view.position)
+            )
+        return [Batch(self._relation, view.position, rows, part) for part, rows in parts.items()]
 
     def _told(self, row: Row | None) -> str | None:
         return None if row is None else encode(self._wire.write((row,))[0]).decode()
@@ -128,11 +144,32 @@ def _read(schema: TableSchema, rows: list[str]) -> list[list[Any]]:
 
 
 def changes_in_files(directory: str | Path) -> Iterator[tuple[str, str | None]]:
-    """The changes that :class:`~tidegate.connectors.files.FileSink` wrote as NDJSON, for :func:`rebuild`."""
+    """The changes that :class:`~tidegate.connectors.files.FileSink` wrote as NDJSON, for :func:`rebuild`.
+
+    Every change must begin where the one before it ended: files that are missing are an error, not a table that is wrong.
+    """
     rows = []
     for path in sorted(Path(directory).rglob("*.ndjson")):
-        for line in path.read_bytes().splitlines():
-            record = msgspec.json.decode(line)
-            rows.append((record["position"], record["row_key"], record["after"]))
+        for number, line in enumerate(path.read_bytes().splitlines(), 1):
+            try:
+                found = msgspec.json.decode(line)
+                rows.append((found["position"], found["row_key"], found["before"], found["after"], path))
+            except (msgspec.DecodeError, KeyError, TypeError):
+                raise TidegateError(f"{path}, line {number}, is no change of a table: {line[:80]!r}") from None
+    if not rows:
+        raise TidegateError(f"{directory} holds no changes: no *.ndjson of a FileSink that a changelog is delivered to")
     rows.sort(key=lambda row: row[0])
-    return ((key, after) for _, key, after in rows)
+    return _checked(rows)
+
+
+def _checked(rows: Iterable[tuple[int, str, str | None, str | None, Path]]) -> Iterator[tuple[str, str | None]]:
+    known: dict[str, str | None] = {}
+    for position, key, before, after, path in rows:
+        if before is not None and known.get(key) != before:
+            raise TidegateError(
+                f"the changelog has a gap: at position {position} the row {key} changes from {before}, which no change before it "
+                f"says ({path}). Files are missing, or its delivery began with snapshot=False. Deliver it anew, under another "
+                f"name and into an empty directory: it then begins with all rows"
+            )
+        known[key] = after
+        yield key, after

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from tidegate.crashpoints import crash_point
 from tidegate.errors import DiskFull, EngineClosed, SinkError, SinkRefused, TidegateError
+from tidegate.feedback import check_acyclic, check_ordered
 from tidegate.outbox import DurableSubscription
 from tidegate.storage.schema import Relation
 from tidegate.streams.batch import Batch
@@ -57,7 +58,10 @@ class Sink(Protocol):
     def at_once(self) -> int: ...
 
     def open(self, name: str, relation: Relation) -> None:
-        """Get ready for batches of ``relation``, for the delivery ``name``; SinkError if that can't work."""
+        """Get ready for batches of ``relation``; SinkError if that can't work.
+
+        ``name``: of the delivery and its app (``app/delivery``), for what the target remembers of it.
+        """
 
     def send(self, batches: Sequence[Batch]) -> None:
         """Take the batches, in this order. Returning means they are safe; raising, that they come again."""
@@ -182,7 +186,8 @@ class Delivery:
 
     def _send(self, batches: Sequence[Batch]) -> None:
         try:
-            self.sink.send(batches)
+            with self._engine.outbox.sending():
+                self.sink.send(batches)
         except SinkError:
             raise
         except Exception as error:
@@ -227,10 +232,30 @@ class Delivery:
                 log.exception("delivery %s: its sink did not close", self.name)
 
 
+def qualified(app: str, delivery: str) -> str:
+    """The name under which a target knows a delivery: two apps may have deliveries of one name.
+
+    >>> qualified("shop", "out"), qualified("shop", "shop/orders/SqlSink")
+    ('shop/out', 'shop/orders/SqlSink')
+    """
+    return delivery if delivery.startswith(f"{app}/") else f"{app}/{delivery}"
+
+
 def start_delivery(
-    engine: Engine, stream: str, sink: Sink, name: str | None, background: bool, tries: int | None
+    engine: Engine,
+    stream: str,
+    sink: Sink,
+    name: str | None,
+    *,
+    background: bool = False,
+    tries: int | None = None,
+    snapshot: bool = True,
 ) -> Delivery:
-    """See :meth:`Engine.deliver`."""
+    """See :meth:`Engine.deliver`. ``background``: a thread delivers, not ``pump()``. ``tries``: see :class:`Delivery`.
+
+    ``snapshot``: the first delivery of a changelog under this name begins with the rows that its table holds; False: with
+    the next change.
+    """
     name = f"{engine.app.name}/{stream}/{type(sink).__name__}" if name is None else name
     if sink.transactional and engine.directory is None:
         raise TidegateError(
@@ -251,11 +276,13 @@ def start_delivery(
         raise TidegateError(
             f"deliver({stream!r}, …, tries=…) takes a positive whole number or None, got {tries!r}", sink=name
         )
+    check_acyclic(engine, stream, sink)
+    check_ordered(engine, stream, sink)
     try:
-        sink.open(name, engine.app.streams[stream].relation)
+        sink.open(qualified(engine.app.name, name), engine.app.streams[stream].relation)
         with engine.lock:
             engine.check_open()
-            delivery = Delivery(engine, engine.outbox.subscribe(name, stream), sink, tries)
+            delivery = Delivery(engine, engine.outbox.subscribe(name, stream, snapshot), sink, tries)
             engine.outbox.deliveries[name] = delivery
     except BaseException:
         sink.close()

@@ -405,21 +405,21 @@ class Engine:
             self.runtime.listeners.setdefault(stream, []).append(subscription.receive)
         return subscription
 
-    def subscribe_durably(self, stream: str, name: str) -> DurableSubscription:
-        """Follow the batches of a stream under a name: what was not acknowledged is there again after a restart."""
-        self.check_open()
-        self.check_emitted(stream)
-        return self.outbox.subscribe(name, stream)
-
-    def deliver(
-        self, stream: str, sink: Sink, name: str | None = None, *, background: bool = False, tries: int | None = None
-    ) -> Delivery:
-        """Send a stream's batches to a sink, across restarts, in order for every key: exactly once when ``sink.transactional``,
-        else at least once. ``background``: a thread does, not ``pump()``. ``tries``: see :class:`Delivery`; ``name``: keep it.
+    def subscribe_durably(self, stream: str, name: str, *, snapshot: bool = True) -> DurableSubscription:
+        """Follow the batches of a stream under a name: what was not acknowledged is there again after a restart.
+        ``snapshot``: that of a changelog begins with the rows that its table holds.
         """
         self.check_open()
         self.check_emitted(stream)
-        return start_delivery(self, stream, sink, name, background, tries)
+        return self.outbox.subscribe(name, stream, snapshot)
+
+    def deliver(self, stream: str, sink: Sink, name: str | None = None, **options: Any) -> Delivery:
+        """Send a stream's batches to a sink, across restarts, in order for every key: exactly once when ``sink.transactional``,
+        else at least once. Keep the ``name``. ``options``: those of :func:`tidegate.delivery.start_delivery`.
+        """
+        self.check_open()
+        self.check_emitted(stream)
+        return start_delivery(self, stream, sink, name, **options)
 
     def check_emitted(self, stream: str) -> None:
         """Raise when there is no stream of this name that a procedure emits to: only those can be followed."""

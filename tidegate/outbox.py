@@ -10,15 +10,18 @@ from __future__ import annotations
 import datetime as dt
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from tidegate.changelog import changelogs
+from tidegate.changelog import Changelog, changelogs
+from tidegate.dataflows.changelogs import SNAPSHOT
 from tidegate.errors import TidegateError
 from tidegate.storage.codec import from_json, to_json
 from tidegate.streams.batch import Batch
 from tidegate.txn.log.record import Delivered, Subscribed, from_us, to_us
+from tidegate.txn.transaction import Transaction
 
 if TYPE_CHECKING:
     from tidegate.delivery import Delivery
@@ -31,13 +34,16 @@ class DurableSubscription:
     """The unacknowledged batches of one stream, for one named subscriber, oldest first.
 
     ``get`` hands out each batch once per opening of the engine; ``ack`` says that it never needs to be
-    handed out again.
+    handed out again. ``begun``: False while that of a changelog waits for its snapshot, see :mod:`tidegate.changelog`.
     """
 
-    def __init__(self, outbox: Outbox, name: str, stream: str) -> None:
+    def __init__(self, outbox: Outbox, name: str, stream: str, begun: bool = True) -> None:
         self._outbox = outbox
         self.name = name
         self.stream = stream
+        self.begun = begun
+        self.asked = False  # for its snapshot, since the engine was opened
+        self.notice: Callable[[], None] = lambda: None  # called after a batch has come
         # not acknowledged, oldest first; ordered, because taking the first of a dict that lost many gets slow
         self.waiting: OrderedDict[Address, Batch] = OrderedDict()
         self._handed_out: set[Address] = set()
@@ -46,9 +52,17 @@ class DurableSubscription:
 
     def receive(self, position: int, batch: Batch) -> None:
         """Called inside the commit."""
-        with self._arrived:
-            self.waiting[batch.key, batch.id] = batch
-            self._arrived.notify_all()
+        if self.begun:
+            with self._arrived:
+                self.waiting[batch.key, batch.id] = batch
+                self._arrived.notify_all()
+            self.notice()
+
+    def begin(self, snapshot: Iterable[Batch]) -> None:
+        """Called inside the commit that brings the snapshot. Changes before it are in it; those behind it follow."""
+        self.begun = True
+        for batch in snapshot:
+            self.receive(batch.id, batch)
 
     def get(self, timeout_s: float | None = 0) -> Batch | None:
         """The next batch that was not handed out yet; None when ``timeout_s`` seconds bring none."""
@@ -144,21 +158,39 @@ class Outbox:
         self.lock = engine.lock
         self.subscriptions: dict[str, DurableSubscription] = {}
         self.deliveries: dict[str, Delivery] = {}
-        engine.runtime.changelogs = changelogs(engine.app, engine.database)
+        self._sending: set[int] = set()  # threads
+        runtime = engine.runtime
+        runtime.changelogs = found = changelogs(engine.app, engine.database)
+        runtime.snapshots = {SNAPSHOT + table: self._beginner(changelog) for table, changelog in found.items()}
 
-    def subscribe(self, name: str, stream: str) -> DurableSubscription:
-        """The subscription ``name``: as it was left, or new from now on."""
+    def subscribe(self, name: str, stream: str, snapshot: bool = True) -> DurableSubscription:
+        """The subscription ``name``: as it was left, or new from now on; of a changelog, with what its table holds."""
+        table = self._engine.app.streams[stream].changelog_of
         with self._engine.lock:
             known = self.subscriptions.get(name)
             if known is None:
-                self.log(Subscribed(name, stream))
-                return self._add(name, stream)
+                begun = table is None or not snapshot
+                self.log(Subscribed(name, stream, snapshot=not begun))
+                known = self._add(name, stream, begun)
             if known.stream != stream:
                 raise TidegateError(
                     f"subscription {name!r} follows stream {known.stream}, not {stream}; use another name",
                     stream=stream,
                 )
+            if not known.begun and not known.asked:  # asking again after a crash does no harm: the first one counts
+                self._engine.submit(f"{SNAPSHOT}{table}", name)
+                known.asked = True
             return known
+
+    def _beginner(self, changelog: Changelog) -> Callable[[Transaction], None]:
+        """What the call for a snapshot does when it commits."""
+
+        def begin(txn: Transaction) -> None:
+            subscription = self.subscriptions.get(txn.arguments[0][0])
+            if subscription is not None and subscription.stream == changelog.stream and not subscription.begun:
+                subscription.begin(changelog.snapshot(txn))
+
+        return begin
 
     def unsubscribe(self, name: str) -> None:
         """Forget the subscription and what it had not acknowledged."""
@@ -172,8 +204,8 @@ class Outbox:
         for delivery in self.deliveries.values():
             delivery.close()
 
-    def _add(self, name: str, stream: str) -> DurableSubscription:
-        subscription = self.subscriptions[name] = DurableSubscription(self, name, stream)
+    def _add(self, name: str, stream: str, begun: bool = True) -> DurableSubscription:
+        subscription = self.subscriptions[name] = DurableSubscription(self, name, stream, begun)
         self._engine.runtime.listeners.setdefault(stream, []).append(subscription.receive)
         return subscription
 
@@ -183,8 +215,20 @@ class Outbox:
 
     # ---- how much waits
 
+    @contextmanager
+    def sending(self) -> Iterator[None]:
+        """This thread delivers: what its sink pushes into this very engine is taken, for it makes room."""
+        thread = threading.get_ident()
+        self._sending.add(thread)
+        try:
+            yield
+        finally:
+            self._sending.discard(thread)
+
     def full(self) -> DurableSubscription | None:
         """A subscription with as many batches waiting as there may be; while there is one, no new work is taken."""
+        if self._sending and threading.get_ident() in self._sending:
+            return None
         backlog = self._engine.config.backlog
         return next((s for s in self.subscriptions.values() if len(s.waiting) >= backlog), None)
 
@@ -239,7 +283,7 @@ class Outbox:
         if record.closed:
             self._drop(record.subscription)
         elif record.subscription not in self.subscriptions:
-            self._add(record.subscription, record.stream)
+            self._add(record.subscription, record.stream, not record.snapshot)
 
     # ---- the checkpoint
 
@@ -252,16 +296,17 @@ class Outbox:
                     [to_json(key), i, to_json([tuple(row) for row in batch.rows])]
                     for (key, i), batch in s.waiting.items()
                 ],
+                s.begun,
             ]
             for s in self.subscriptions.values()
         ]
 
     def restore(self, saved: list[Any]) -> None:
-        for name, stream, waiting in saved:
+        for name, stream, waiting, begun in saved:
             if stream not in self._engine.app.streams:
                 continue
             relation = self._engine.app.streams[stream].relation
-            subscription = self._add(name, stream)
+            subscription = self._add(name, stream, begun)
             for key, batch_id, rows in waiting:
                 batch = Batch(relation, batch_id, [relation.row._make(from_json(row)) for row in rows], from_json(key))
                 subscription.waiting[batch.key, batch_id] = batch

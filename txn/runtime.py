@@ -58,6 +58,7 @@ class Runtime:
         durable = database.base.path is not None  # in memory there is nothing to compare with later
         self.emitted = Emitted({name: graph.keyed[name] is not None for name in graph.producer_of} if durable else {})
         self._recorded = self.emitted.streams
+        self.snapshots: Mapping[str, Callable[[Transaction], None]] = {}  # by the procedure that asks for one
 
     def begin(
         self,
@@ -204,6 +205,8 @@ class Runtime:
             for batch in changes:
                 for listener in self.listeners[batch.stream]:
                     listener(txn.position, batch)
+        elif txn.unit.name in self.snapshots:
+            self.snapshots[txn.unit.name](txn)
         if txn.slides:
             for slide in txn.slides.values():
                 slide.commit()

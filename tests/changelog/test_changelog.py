@@ -4,91 +4,21 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-import random
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
+from banks import bank, told, work
 
-from tidegate import App, Batch, Engine, partition
+from tidegate import Batch, Engine
 from tidegate.changelog import changes_in_files, rebuild
-from tidegate.connectors.engine_sink import EngineSink
 from tidegate.connectors.files import FileSink
 from tidegate.errors import DeclarationError, TidegateError
 from tidegate.verify import verify
 
 Open = Callable[..., Engine]
-Change = tuple[Any, int, str, Any, Any]  # key, batch-id, row key, before, after
-
-
-def bank(recovery: Any = "weak", changelog: bool = True, follow: bool = False) -> App:
-    """Accounts by branch; deposits touch one branch, a reform touches all."""
-    app = App("bank", recovery=recovery)
-    app.table(
-        """CREATE TABLE accounts (branch INTEGER, id INTEGER, money DECIMAL(9,2) NOT NULL, since TIMESTAMP,
-           PRIMARY KEY (branch, id))""",
-        partition_by="branch",
-        changelog=changelog,
-    )
-    app.table("CREATE TABLE notes (id INTEGER PRIMARY KEY, text VARCHAR)", changelog=changelog)
-    app.stream("deposits", "branch INTEGER NOT NULL, id INTEGER, money DECIMAL(9,2)", border=True, key="branch")
-    if follow:
-        app.table("CREATE TABLE seen (row_key VARCHAR PRIMARY KEY, after VARCHAR, changes INTEGER NOT NULL)")
-        columns = "row_key VARCHAR NOT NULL, before VARCHAR, after VARCHAR, position BIGINT NOT NULL"
-        app.stream("followed", columns, border=True, key="row_key")
-
-        @app.procedure(inputs="followed", writes=["seen"])
-        def look(txn: Any, followed: Batch) -> None:
-            for change in followed:
-                known = txn.get("seen", change.row_key)
-                assert (known.after if known else None) == change.before
-                txn.upsert("seen", (change.row_key, change.after, 1 + (known.changes if known else 0)))
-
-    @app.procedure(inputs="deposits", writes=[partition("accounts")])
-    def deposit(txn: Any, deposits: Batch) -> None:
-        for row in deposits:
-            known = txn.get("accounts", (row.branch, row.id))
-            if known is None:
-                txn.insert("accounts", (row.branch, row.id, row.money, txn.now))
-            elif row.money == 0:
-                txn.delete("accounts", (row.branch, row.id))
-            elif row.money < 0:
-                txn.update("accounts", (row.branch, row.id), money=row.money)
-                txn.abort("no debts")
-            else:
-                txn.update("accounts", (row.branch, row.id), money=known.money + row.money)
-
-    @app.procedure(writes=["accounts", "notes"])
-    def reform(txn: Any, factor: int) -> int:
-        changed = txn.execute("UPDATE accounts SET money = money * ? WHERE money < 100", factor).count
-        txn.upsert("notes", (1, f"times {factor}"))
-        txn.insert("notes", (2, "never there"))
-        txn.delete("notes", 2)
-        return int(changed)
-
-    return app
-
-
-def work(engine: Engine, seed: int, steps: int = 40) -> None:
-    chance = random.Random(seed)
-    for _ in range(steps):
-        if chance.random() < 0.15:
-            engine.submit("reform", chance.randint(1, 3))
-        else:
-            money = chance.choice([Decimal("-1"), Decimal(0), Decimal("1.50"), Decimal(7)])
-            engine.push("deposits", [(chance.randint(1, 3), chance.randint(1, 4), money) for _ in range(2)])
-    engine.run_until_idle()
-
-
-def told(batches: Any) -> list[Change]:
-    """In an order that does not depend on the run: by position, then key."""
-    rows = [
-        (batch.key, batch.id, row.row_key, row.before, row.after, row.position) for batch in batches for row in batch
-    ]
-    assert all(row[1] == row[5] for row in rows)
-    return sorted((row[:5] for row in rows), key=lambda row: (row[1], row[2]))
 
 
 def test_what_a_changelog_holds(open_engine: Open) -> None:
@@ -176,21 +106,21 @@ def test_an_empty_engine_is_rebuilt_from_it(open_engine: Open, tmp_path: Path) -
         rebuild(bank(), tmp_path / "other", {"deposits": []})
 
 
-def test_other_dataflows_follow_it_through_a_border_stream(open_engine: Open, tmp_path: Path) -> None:
-    app = bank(follow=True)
-    engine = open_engine(app, tmp_path / "db")
-    delivery = engine.deliver("accounts_changes", EngineSink(engine, "followed"), "loop")
-    work(engine, 11)
-    batches = delivery._subscription.take(1000)
-    delivery._subscription.put_back(batches)
-    delivery.sink.send(batches[:5])  # as if the acknowledgement had been lost
+def test_files_that_are_missing_are_told(open_engine: Open, tmp_path: Path) -> None:
+    engine = open_engine(bank(), tmp_path / "db")
+    delivery = engine.deliver("accounts_changes", FileSink(tmp_path / "changes"), "log")
+    for money in (5, 6, 7):
+        engine.push("deposits", [(1, 1, Decimal(money))])
     delivery.pump()
-    seen = {row.row_key: row.after for row in engine.query("SELECT * FROM seen").rows if row.after is not None}
-    accounts = engine.query("SELECT branch, id, money FROM accounts").rows
-    assert {key: Decimal(json.loads(after)["money"]) for key, after in seen.items()} == {
-        f"[{row.branch},{row.id}]": row.money for row in accounts
-    }
-    assert engine.query("SELECT sum(changes) FROM seen").scalar() == sum(len(batch) for batch in batches)
+    with pytest.raises(TidegateError, match="holds no changes"):
+        changes_in_files(tmp_path / "elsewhere")
+    _, second, third = sorted((tmp_path / "changes").iterdir())
+    second.unlink()
+    with pytest.raises(TidegateError, match=r"has a gap.*Deliver it anew, under another name"):
+        rebuild(bank(), tmp_path / "new", {"accounts": changes_in_files(tmp_path / "changes")})
+    third.write_text("{}\n")
+    with pytest.raises(TidegateError, match=r"line 1, is no change of a table"):
+        changes_in_files(tmp_path / "changes")
 
 
 def test_a_changelog_is_an_output_and_nothing_else(open_engine: Open) -> None:

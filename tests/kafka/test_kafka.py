@@ -119,7 +119,7 @@ def test_batches_arrive_once_whatever_is_sent_again(
     sink.send(batches)
     sink.send(batches)  # the same process
     other = KafkaSink(broker.servers, name)
-    other.open(f"out-{name}", engine.app.streams["words"].relation)
+    other.open(f"words/out-{name}", engine.app.streams["words"].relation)
     other.send(batches)  # another one, which has only what Kafka remembers
     arrived = [(key, json.loads(value)["word"]) for key, value in read(broker.servers, name)]
     assert arrived == [(b"1", "w1"), (b"1", "x"), (b"2", "w2"), (b"2", "x"), (b"1", "w1"), (b"1", "x")]

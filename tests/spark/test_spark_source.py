@@ -146,6 +146,63 @@ def test_an_output_stream_is_followed_across_restarts(
     assert len(engine.subscribe_durably("totals", "s")) == 0
 
 
+def test_a_changelog_is_followed_from_what_the_table_holds(spark: Any, tmp_path: Path) -> None:
+    """Spark has the table as of its first start, then each change once, also when it dies in between."""
+    app = tidegate.App("beds")
+    app.table(
+        "CREATE TABLE beds (ward VARCHAR, bed INTEGER, patient VARCHAR, PRIMARY KEY (ward, bed))",
+        partition_by="ward",
+        changelog=True,
+    )
+
+    @app.procedure(writes=["beds"])
+    def put(txn: tidegate.Transaction, ward: str, bed: int, patient: str | None) -> None:
+        if patient is None:
+            txn.delete("beds", (ward, bed))
+        else:
+            txn.upsert("beds", (ward, bed, patient))
+
+    held: dict[str, str] = {}
+    changes = 0
+    failing = False
+
+    def take(frame: Any, number: int) -> None:
+        nonlocal changes
+        found = frame.orderBy("position").collect()
+        if failing:
+            raise RuntimeError("it dies before Spark notes that it is done")
+        for row in found:
+            assert held.pop(row.row_key, None) == row.before
+            changes += 1
+            if row.after is not None:
+                held[row.row_key] = row.after
+
+    def follow(options: dict[str, str]) -> None:
+        stream = spark.readStream.format("tidegate").options(**options).options(stream="beds_changes", name="spark")
+        query = stream.load().writeStream.foreachBatch(take).option("checkpointLocation", str(tmp_path / "c"))
+        query.trigger(**NOW).start().awaitTermination()
+
+    with tidegate.open(app, tmp_path / "db") as engine, share(engine, spark) as options:
+        for ward in "AB":
+            for bed in range(3):
+                engine.call("put", ward, bed, f"p{bed}")
+        engine.call("put", "A", 0, None)
+        follow(options)  # what there is
+        assert (len(held), changes) == (5, 5)
+        engine.call("put", "A", 1, "new")
+        engine.call("put", "B", 1, None)
+        failing = True
+        with pytest.raises(Exception, match="it dies"):
+            follow(options)
+        failing = False
+        engine.call("put", "B", 1, "again")
+        follow(options)
+        rows = engine.query("SELECT * FROM beds ORDER BY ward, bed").rows
+        assert changes == 8
+        assert sorted(held) == [f'["{row.ward}",{row.bed}]' for row in rows]
+        assert [json.loads(held[key])["patient"] for key in sorted(held)] == [row.patient for row in rows]
+
+
 # ---- border streams
 
 

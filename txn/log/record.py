@@ -133,11 +133,12 @@ class Checkpoint(Record, frozen=True, array_like=True, tag=7):
 
 
 class Subscribed(Record, frozen=True, array_like=True, tag=8):
-    """A durable subscription was made, or (``closed``) dropped."""
+    """A durable subscription was made, or (``closed``) dropped. ``snapshot``: it begins with one, which a call brings."""
 
     subscription: str
     stream: str
     closed: bool = False
+    snapshot: bool = False
 
 
 Any_ = Segment | Mark | Pushed | Fed | Called | Executed | Resumed | Delivered | Checkpoint | Subscribed
