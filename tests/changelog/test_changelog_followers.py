@@ -129,7 +129,7 @@ def test_an_order_that_the_border_stream_can_not_have_is_refused(open_engine: Op
         txn.upsert("places", (whole[0].position,))
 
     engine = open_engine(app, tmp_path / "db")
-    with pytest.raises(DeclarationError, match="because accounts is partitioned. Declare whole with key='row_key'"):
+    with pytest.raises(DeclarationError, match=r"because accounts is partitioned\. Declare whole with key='row_key'"):
         engine.deliver("accounts_changes", EngineSink(engine, "whole"))
     delivery = engine.deliver("notes_changes", EngineSink(engine, "whole"))
     work(engine, 3)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
 from source_apps import keeping, kept, rejected
 
 from tidegate import App, Batch, Engine
@@ -94,8 +97,8 @@ def test_mistakes_are_told_at_the_start(open_engine: Open, tmp_path: Path, broke
         engine.deliver("seen", KafkaSink(broker.servers, topic(), key="n"))
 
 
-def words() -> App:
-    app = App("words")
+def words(name: str = "words") -> App:
+    app = App(name)
     app.stream("incoming", "id BIGINT NOT NULL, word VARCHAR", border=True, key="id")
     app.stream("words", "id BIGINT, word VARCHAR")
 
@@ -148,6 +151,28 @@ def test_a_broker_that_dies_is_connected_to_again(
     assert [json.loads(value)["id"] for _, value in read(broker.servers, out)] == [1, 2]
 
 
+def test_one_name_may_deliver_to_two_topics_and_from_two_apps(
+    open_engine: Open, tmp_path: Path, broker: KafkaBroker, topic: Any
+) -> None:
+    """What fences is a second producer for the same app, delivery and topic; nobody else is in the way."""
+    first, second, shared = topic(), topic(), topic()
+    routes = [(words("one"), first), (words("one"), second), (words("one"), shared), (words("two"), shared)]
+    engines = [open_engine(app, tmp_path / str(i)) for i, (app, _) in enumerate(routes)]
+    deliveries = [
+        engine.deliver("words", KafkaSink(broker.servers, name), "out")
+        for engine, (_, name) in zip(engines, routes, strict=True)
+    ]
+    for _ in range(2):
+        for engine, delivery in zip(engines, deliveries, strict=True):
+            engine.push("incoming", [(1, "w")])
+            assert delivery.pump() == 1  # none is fenced by those that came after it
+    assert [len(read(broker.servers, name)) for name in (first, second, shared)] == [2, 2, 4]
+    open_engine(words("one"), tmp_path / "copy").deliver("words", KafkaSink(broker.servers, first), "out")
+    engines[0].push("incoming", [(1, "w")])
+    with pytest.raises(SinkError, match=r"another process delivers.*'one/out'"):
+        deliveries[0].pump()
+
+
 def test_a_changelog_in_a_compacted_topic_rebuilds_an_engine(
     open_engine: Open, tmp_path: Path, broker: KafkaBroker, topic: Any
 ) -> None:
@@ -164,8 +189,9 @@ def test_a_changelog_in_a_compacted_topic_rebuilds_an_engine(
 
         return app
 
-    name = "accounts-changes"
+    name = f"accounts-{uuid.uuid4()}"  # the sink makes it
     engine = open_engine(bank(), tmp_path / "db")
+    engine.call("put", 9, 4)  # before anyone follows
     sink = KafkaSink(broker.servers, name, changelog=True, partitions=2)
     delivery = engine.deliver("accounts_changes", sink, "changes")
     for account, money in [(1, 5), (2, 6), (1, 7), (3, 8), (2, 0)]:
@@ -176,7 +202,15 @@ def test_a_changelog_in_a_compacted_topic_rebuilds_an_engine(
         b'{"id":2,"money":"6.00"}',
         None,
     ]  # the row, a tombstone
-    assert rebuild(bank(), tmp_path / "new", {"accounts": changes_in_topic(broker.servers, name)}) == {"accounts": 2}
+    assert rebuild(bank(), tmp_path / "new", {"accounts": changes_in_topic(broker.servers, name)}) == {"accounts": 3}
     new = open_engine(bank(), tmp_path / "new")
     accounts = "SELECT * FROM accounts ORDER BY id"
     assert new.query(accounts).rows == engine.query(accounts).rows
+
+    short = KafkaSink(broker.servers, f"{name}-short", changelog=True, config={"cleanup.policy": "delete"})
+    engine.deliver("accounts_changes", short, "short").pump()
+    admin = AdminClient({"bootstrap.servers": broker.servers})
+    for future in admin.delete_records([TopicPartition(short.topic, 0, 1)]).values():
+        future.result(30)  # as retention does
+    with pytest.raises(SourceError, match=r"begins at offset 1 .*needs cleanup\.policy=compact"):
+        rebuild(bank(), tmp_path / "lost", {"accounts": changes_in_topic(broker.servers, short.topic)})
