@@ -2,8 +2,9 @@
 
     python delivering.py DIRECTORY TARGET [--until N] [--crash POINT:COUNT] [--recovery MODE] [--executor …]
 
-TARGET is a database address or ``files:DIRECTORY``. Prints ``ready``, then the number of each input that is
-on disk. Input i (1, 2, …) goes to sensor i % 3 as that sensor's next batch; three rows come out of it.
+TARGET is a database address, ``files:DIRECTORY``, or ``engine``: a border stream of the same engine. Prints ``ready``,
+then the number of each input that is on disk. Input i (1, 2, …) goes to sensor i % 3 as that sensor's next batch; three
+rows come out of it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import tidegate
 from tidegate import App, Batch, Ticket, Transaction, crashpoints, partition
+from tidegate.connectors.engine_sink import EngineSink
 from tidegate.connectors.files import FileSink
 from tidegate.connectors.sql import SqlSink
 from tidegate.delivery import Delivery, Sink
@@ -26,7 +28,7 @@ SENSORS = 3
 PARTS = 3
 
 
-def make_app(recovery: str) -> App:
+def make_app(recovery: str, follow: bool = False) -> App:
     app = App("delivering", recovery=recovery)
     app.table("CREATE TABLE totals (sensor INTEGER PRIMARY KEY, n BIGINT NOT NULL)", partition_by="sensor")
     app.stream("readings", "sensor INTEGER NOT NULL, n BIGINT NOT NULL", border=True, key="sensor")
@@ -39,10 +41,30 @@ def make_app(recovery: str) -> App:
         txn.upsert("totals", sensor=txn.key, n=total)
         txn.emit("sums", [(txn.key, txn.batch_id, part, total) for part in range(PARTS)])
 
+    if follow:
+        note_arrivals(app)
     return app
 
 
-def sink_for(target: str) -> Sink:
+def note_arrivals(app: App) -> None:
+    """What comes back through the border stream ``summed``, each row with its place in the order of arrival."""
+    columns = "sensor INTEGER, batch BIGINT, part INTEGER, total BIGINT"
+    app.stream("summed", columns, border=True, key="sensor")
+    app.table("CREATE TABLE counts (sensor INTEGER PRIMARY KEY, n BIGINT NOT NULL)", partition_by="sensor")
+    app.table(f"CREATE TABLE arrived ({columns}, place BIGINT, PRIMARY KEY (sensor, place))", partition_by="sensor")
+
+    @app.procedure(inputs="summed", writes=[partition("counts"), partition("arrived")])
+    def note(txn: Transaction, summed: Batch) -> None:
+        known = txn.get("counts", txn.key)
+        first = known.n if known else 0
+        for place, row in enumerate(summed, first):
+            txn.insert("arrived", (*row, place))
+        txn.upsert("counts", sensor=txn.key, n=first + len(summed))
+
+
+def sink_for(target: str, engine: tidegate.Engine) -> Sink:
+    if target == "engine":
+        return EngineSink(engine, "summed")
     if target.startswith("files:"):
         return FileSink(target.removeprefix("files:"))
     return SqlSink(target, "sums", at_once=7)
@@ -88,12 +110,12 @@ def main() -> None:
     given = parser.parse_args()
     logging.getLogger("tidegate").setLevel(logging.CRITICAL)
     arm(given.crash)
-    app = make_app(given.recovery)
+    app = make_app(given.recovery, given.target == "engine")
     with tidegate.open(app, given.directory, executor=given.executor, merge_every_s=0.3) as engine:
-        delivery = engine.deliver("sums", sink_for(given.target), "out", background=True)
+        delivery = engine.deliver("sums", sink_for(given.target, engine), "out", background=True)
         print("ready", flush=True)
         feed(engine, delivery, max(given.until, engine.position("feed") or 0))
-        assert delivery.drain(60), delivery.error
+        assert delivery.drain(120), delivery.error
 
 
 if __name__ == "__main__":

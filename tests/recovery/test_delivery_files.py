@@ -9,7 +9,7 @@ import pytest
 from delivery_kills import POINTS, SENSORS, Arrived, Tormentor
 
 
-def torment(tmp_path: Path, kills: int) -> None:
+def torment(tmp_path: Path, kills: int, recovery: str) -> None:
     files = tmp_path / "files"
 
     def arrived() -> Arrived:
@@ -21,7 +21,7 @@ def torment(tmp_path: Path, kills: int) -> None:
                 found[sensor].append((batch, row["part"], row["total"]))
         return found
 
-    tormentor = Tormentor(tmp_path / "engine", f"files:{files}", arrived, kills)
+    tormentor = Tormentor(tmp_path / "engine", f"files:{files}", arrived, kills, "--recovery", recovery)
     for number in range(kills):
         if number % 2:
             tormentor.kill_sometime()
@@ -29,13 +29,14 @@ def torment(tmp_path: Path, kills: int) -> None:
             tormentor.kill_at(POINTS[number // 2 % 2])
     batches = tormentor.finish()
     assert not list(files.glob(".*")), "half-written files are removed by the next process"
-    print(f"files: {batches} batches, kills {tormentor.kills}, 0 lost, 0 doubled")
+    print(f"files ({recovery}): {batches} batches, kills {tormentor.kills}, 0 lost, 0 doubled")
 
 
 def test_files_and_four_kills(tmp_path: Path) -> None:
-    torment(tmp_path, 4)
+    torment(tmp_path, 4, "weak")
 
 
 @pytest.mark.slow
-def test_files_and_thirty_kills(tmp_path: Path) -> None:
-    torment(tmp_path, 30)
+@pytest.mark.parametrize("recovery", ["weak", "strong", "effects"])
+def test_files_and_twenty_kills(tmp_path: Path, recovery: str) -> None:
+    torment(tmp_path, 20, recovery)

@@ -75,12 +75,12 @@ def test_postgres_and_five_kills(postgres: PostgresServer, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recovery", ["weak", "effects"])
-def test_sqlite_and_fifty_kills(tmp_path: Path, recovery: str) -> None:
-    torment_sqlite(tmp_path, 50, recovery)
+@pytest.mark.parametrize("recovery", ["weak", "strong", "effects"])
+def test_sqlite_and_twenty_kills(tmp_path: Path, recovery: str) -> None:
+    torment_sqlite(tmp_path, 20, recovery)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recovery", ["weak", "strong", "effects"])
-def test_postgres_and_fifty_kills(postgres: PostgresServer, tmp_path: Path, recovery: str) -> None:
-    torment_postgres(postgres, tmp_path, 50, recovery)
+def test_postgres_and_twenty_kills(postgres: PostgresServer, tmp_path: Path, recovery: str) -> None:
+    torment_postgres(postgres, tmp_path, 20, recovery)
