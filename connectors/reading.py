@@ -95,20 +95,21 @@ def from_text(column: Column | None, text: str | None) -> Any:
     """The value that a text stands for in a column, where everything is text: in CSV, and in PostgreSQL's changes."""
     if column is None or text is None:
         return text
-    match column.type.family:
-        case "integer":
-            return int(text)
-        case "float":
-            return float(text)
-        case "boolean":
-            if text.lower() not in _TRUTH:
-                raise ValueError(f"{column.name}: expected true or false, got {text!r}")
-            return _TRUTH[text.lower()]
-        case "list":
-            return json.loads(text)
-        case "blob" if text.startswith("\\x"):
-            return bytes.fromhex(text[2:])
-    return read_value(column.type, text)
+    try:
+        match column.type.family:
+            case "integer":
+                return int(text)
+            case "float":
+                return float(text)
+            case "boolean":
+                return _TRUTH[text.lower()]
+            case "list":
+                return json.loads(text)
+            case "blob" if text.startswith("\\x"):
+                return bytes.fromhex(text[2:])
+        return read_value(column.type, text)
+    except (ValueError, KeyError):
+        raise DataError(f"{column.name} {column.type} can't take {text!r}", column=column.name, value=text) from None
 
 
 _TRUTH = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tidegate")
 
+DRAIN_S = 60.0  # that a sink has, at the end, for what waits
+
 
 class RemoteDelivery:
     """The batches of a served engine on their way to a sink, as :class:`tidegate.delivery.Delivery` has those of an engine."""
@@ -128,21 +130,21 @@ class Running:
 
     @property
     def at_work(self) -> bool:
-        """Is there a source that may bring more, or nothing but sinks?"""
-        return not self.ingestions or any(ingestion.at_work for ingestion in self.ingestions)
+        """Is there a source that may bring more?"""
+        return any(ingestion.at_work for ingestion in self.ingestions)
 
     @property
     def stopped(self) -> list[Ingestion]:
         """Sources that gave up."""
         return [ingestion for ingestion in self.ingestions if ingestion.state == "stopped"]
 
-    def drain(self, timeout_s: float = 60.0) -> bool:
-        """Wait until what the sources brought has gone through and out."""
+    def drain(self, timeout_s: float | None = None) -> bool:
+        """Wait until what the sources brought has gone through and out; False when ``DRAIN_S`` were not enough."""
         from tidegate.engine import Engine
 
         if isinstance(self._target, Engine):
             self._target.run_until_idle()
-        return all(delivery.drain(timeout_s) for delivery in self.deliveries)
+        return all(delivery.drain(DRAIN_S if timeout_s is None else timeout_s) for delivery in self.deliveries)
 
     def facts(self) -> list[dict[str, Any]]:
         """What each is doing."""

@@ -18,9 +18,9 @@ LOOK_S = 0.1
 
 
 def connect(
-    path: Annotated[Path, typer.Argument(metavar="FILE", help="A TOML file with [[source]] and [[sink]] entries.")],
+    path: Annotated[Path, typer.Argument(metavar="FILE", help=r"A TOML file with [\[source]] and [\[sink]] entries.")],
     check: Annotated[
-        bool, typer.Option("--check", help="Open everything once, take nothing, say whether it fits.")
+        bool, typer.Option("--check", help="Open every source once, take nothing, say whether it fits.")
     ] = False,
     once: Annotated[
         bool, typer.Option("--once", help="Stop when all sources are finished and all sinks have it.")
@@ -35,7 +35,7 @@ def connect(
 
     Example: tidegate connect connector.toml --check
 
-    Exit code 1: a source has given up; the reason is told.
+    Exit code 1: a source has given up, or with --once a sink did not take everything; the reason is told.
     """
     from importlib import import_module
 
@@ -53,11 +53,10 @@ def connect(
             told.print(f"metrics at http://127.0.0.1:{stack.enter_context(runner.metrics(at_work, metrics))}/metrics")
         while not stop.wait(LOOK_S) and at_work.at_work:
             pass
-        if not stop.is_set():
-            at_work.drain()
         while not (once or stop.is_set() or at_work.stopped):
             stop.wait(LOOK_S)
-        facts, given_up = at_work.facts(), bool(at_work.stopped)
+        drained = stop.is_set() or at_work.drain()
+        facts, given_up = at_work.facts(), bool(at_work.stopped) or not drained
     _show(facts, as_json)
     if given_up:
         raise typer.Exit(1)

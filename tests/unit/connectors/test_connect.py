@@ -101,6 +101,27 @@ def test_a_file_is_checked_run_and_run_again(place: Path) -> None:
         ]
 
 
+def test_sinks_alone_take_what_waits_and_stop(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``--once`` without a source ends, too; a sink that does not take everything is a failure."""
+    assert run("connect", "connect.toml", "--once").exit_code == 0
+    _, *sinks = FILE.split("[[sink]]")
+    head = 'app = "shop.py:app"\ndirectory = "shop.db"\n'
+    (place / "sinks.toml").write_text(f"{head}[[sink]]{'[[sink]]'.join(sinks)}")
+    done = run("connect", "sinks.toml", "--once", "--json")
+    assert done.exit_code == 0, done.output
+    assert [sink["batches"] for sink in json.loads(done.stdout)] == [0, 0]
+    webhook = '[[sink]]\nname = "hook"\nkind = "webhook"\nstream = "shipments"\nurl = "http://127.0.0.1:9/"\n'
+    (place / "hook.toml").write_text(head + webhook)
+    assert run("connect", "hook.toml", "--once").exit_code == 0
+    (place / "in" / "b.csv").write_text("id,item\n3,rice\n")
+    assert run("connect", "connect.toml", "--once").exit_code == 0
+    monkeypatch.setattr("tidegate.connectors.running.DRAIN_S", 0.5)
+    done = run("connect", "hook.toml", "--once", "--json")
+    assert done.exit_code == 1
+    assert json.loads(done.stdout)[0]["state"] == "failing"
+    assert "[[source]]" in run("connect", "--help").stdout
+
+
 def test_a_source_that_gives_up_is_told(place: Path) -> None:
     (place / "shop.py").write_text(APP.replace("declare_rejected(app)\n", "\n"))
     done = run("connect", "connect.toml", "--json")

@@ -178,7 +178,9 @@ def test_bad_lines_of_csv_and_what_is_null(open_engine: Open, tmp_path: Path) ->
         (3, "", 1000.0, None),
         (6, None, None, None),
     ]
-    assert [reason.split(":")[0] for _, reason in rejected(engine)] == ["ValueError", "ValueError"]
+    text, short = (reason for _, reason in rejected(engine))
+    assert text == "id BIGINT can't take 'x'"
+    assert "3 fields" in short
 
 
 def test_a_rejected_record_that_comes_again_is_recognised(open_engine: Open, tmp_path: Path) -> None:
