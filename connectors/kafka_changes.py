@@ -7,6 +7,7 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
+from tidegate.connectors.kafka_offsets import first_and_end
 from tidegate.errors import SourceError
 
 WAIT_S = 30.0
@@ -57,7 +58,7 @@ def changes_in_topic(
 def _check_whole(consumer: Consumer, topic: str, partitions: Iterable[int]) -> None:
     """Compaction leaves the last record of every key. Retention takes rows with it: what it left is no whole table."""
     for partition in partitions:
-        first, _ = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=WAIT_S)
+        first, _ = first_and_end(consumer, TopicPartition(topic, partition), WAIT_S)
         if first > 0:
             raise SourceError(
                 f"topic {topic} begins at offset {first} of partition {partition}: retention removed what was before, and rows "

@@ -19,6 +19,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from tidegate.connectors.kafka_offsets import first_and_end
 from tidegate.connectors.plain import key_text, plain, short_digest, stable_text
 from tidegate.connectors.values import JsonValues, Values
 from tidegate.errors import SinkError
@@ -95,7 +96,12 @@ class KafkaSink:
             self._make_topics()
             self._register()
         except KafkaException as error:
-            raise self._refused(relation.name, error.args[0]) from error
+            raise SinkError(
+                f"can't deliver {relation.name} to topic {self.topic} at {self.servers}: {error.args[0].str()}. Check the "
+                f"address, that the brokers are up, and that we may create topics and use transactions there",
+                sink=name,
+                stream=relation.name,
+            ) from error
 
     def _make_topics(self) -> None:
         admin = AdminClient({**self._settings, "logger": log})
@@ -144,7 +150,7 @@ class KafkaSink:
         )
         try:
             place = TopicPartition(self._cursor_topic, 0)
-            low, high = consumer.get_watermark_offsets(place, timeout=REQUEST_S)
+            low, high = first_and_end(consumer, place, REQUEST_S)
             step = STEP
             while high > low:
                 begin = max(low, high - step)

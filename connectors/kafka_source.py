@@ -13,6 +13,7 @@ from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 
+from tidegate.connectors.kafka_offsets import first_and_end
 from tidegate.connectors.reading import UNREADABLE, RowReader, from_text, reason, shown
 from tidegate.connectors.values import JsonValues, Values
 from tidegate.errors import SourceError
@@ -127,7 +128,10 @@ class KafkaSource:
         if found.error is not None:
             missing = found.error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART
             raise SourceError(
-                f"topic {self.topic} at {self.servers}: {found.error.str()}", source=self._name, fatal=missing
+                f"topic {self.topic} at {self.servers}: {found.error.str()}"
+                + (". Check the name, or create the topic first" if missing else ""),
+                source=self._name,
+                fatal=missing,
             )
         for partition in found.partitions:
             if str(partition) not in self._at:
@@ -137,8 +141,7 @@ class KafkaSource:
 
     def _watermarks(self, partition: str) -> tuple[int, int]:
         assert self._consumer is not None
-        found = self._consumer.get_watermark_offsets(TopicPartition(self.topic, int(partition)), timeout=REQUEST_S)
-        return (0, 0) if found is None else (max(0, found[0]), found[1])
+        return first_and_end(self._consumer, TopicPartition(self.topic, int(partition)), REQUEST_S)
 
     def _on_error(self, error: KafkaError) -> None:
         if error.code() == KafkaError._ALL_BROKERS_DOWN or error.fatal():

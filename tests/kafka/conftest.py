@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -33,10 +34,19 @@ def topic(broker: KafkaBroker) -> Callable[..., str]:
         name = f"topic-{next(_numbers)}"
         admin = AdminClient({"bootstrap.servers": broker.servers})
         for future in admin.create_topics([NewTopic(name, partitions)]).values():
-            future.result(30)
+            future.result(60)
+        until = time.monotonic() + 60
+        while not _has_leaders(admin, name, partitions):
+            assert time.monotonic() < until, f"{name} has no leaders"
+            time.sleep(0.05)
         return name
 
     return make
+
+
+def _has_leaders(admin: AdminClient, topic: str, partitions: int) -> bool:
+    found = admin.list_topics(topic, timeout=30).topics[topic]
+    return len(found.partitions) == partitions and all(p.leader >= 0 for p in found.partitions.values())
 
 
 @pytest.fixture
@@ -47,6 +57,6 @@ def write(broker: KafkaBroker) -> Callable[..., None]:
     def put(topic: str, *values: bytes | None, key: bytes | None = None, partition: int = 0) -> None:
         for value in values:
             producer.produce(topic, value, key=key, partition=partition)
-        assert producer.flush(30) == 0
+        assert producer.flush(60) == 0
 
     return put
