@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 import sqlalchemy as sa
 from ingesting import make_app
 from ingestion_kills import POINTS, Tormentor
+from replication_slots import drop_slots
 
 from tidegate.benchmarks.peers.postgres_server import PostgresServer
 from tidegate.connectors.postgres_changes import PostgresChanges
@@ -32,24 +32,10 @@ def files(tmp_path: Path) -> tuple[str, Callable[[int, int], None]]:
     return f"files:{tmp_path / 'in'}", add
 
 
-def drop_slot(database: sa.Engine, name: str) -> None:
-    """The server may not have noticed yet that the process that read from it was killed."""
-    until = time.monotonic() + 60
-    slots = f"FROM pg_replication_slots WHERE slot_name = '{name}'"
-    while True:
-        with database.begin() as connection:
-            connection.execute(sa.text(f"SELECT pg_terminate_backend(active_pid) {slots} AND active"))
-            connection.execute(sa.text(f"SELECT pg_drop_replication_slot(slot_name) {slots} AND NOT active"))
-            if not connection.scalar(sa.text(f"SELECT count(*) {slots}")):
-                return
-        assert time.monotonic() < until, f"slot {name} is still in use"
-        time.sleep(0.05)
-
-
 def table(url: str) -> Callable[[int, int], None]:
     database = sa.create_engine(url.replace("postgresql://", "postgresql+psycopg://"), poolclass=sa.NullPool)
     if database.dialect.name == "postgresql":
-        drop_slot(database, "kills")
+        drop_slots(database)
     with database.begin() as connection:
         if database.dialect.name == "postgresql":
             connection.execute(sa.text("DROP PUBLICATION IF EXISTS kills"))

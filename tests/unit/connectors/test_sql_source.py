@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import datetime as dt
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from replication_slots import drop_slots
 from source_apps import keeping, kept, rejected
 
 from tidegate import Engine
@@ -99,11 +101,11 @@ CHANGES = "op VARCHAR NOT NULL, id BIGINT NOT NULL, name VARCHAR, weight DOUBLE,
 @pytest.fixture
 def changing(postgres: PostgresServer) -> Iterator[sa.Engine]:
     made = sa.create_engine(postgres.url.replace("postgresql:", "postgresql+psycopg:"))
-    drop = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
-    run(made, drop, "DROP PUBLICATION IF EXISTS follow", "DROP SCHEMA public CASCADE", "CREATE SCHEMA public")
+    drop_slots(made)
+    run(made, "DROP PUBLICATION IF EXISTS follow", "DROP SCHEMA public CASCADE", "CREATE SCHEMA public")
     run(made, "CREATE TABLE things (id INTEGER PRIMARY KEY, name TEXT, weight FLOAT, on_day DATE)")
     yield made
-    run(made, drop)
+    drop_slots(made)
     made.dispose()
 
 
@@ -187,6 +189,41 @@ def test_mistakes_with_changes_are_told(open_engine: Open, changing: sa.Engine) 
     source = PostgresChanges(changing, "things", slot="follow", ignore_unknown=True)
     with pytest.raises(SourceError, match="the table has no colour"):
         other.ingest("things", source)
+
+
+def test_a_change_that_is_no_row_goes_to_the_dead_letters(open_engine: Open, changing: sa.Engine) -> None:
+    engine = open_engine(keeping("op VARCHAR, id BIGINT NOT NULL, name INTEGER"))
+    source = PostgresChanges(changing, "things", slot="follow", ignore_unknown=True)
+    ingestion = engine.ingest("things", source, "in")
+    run(changing, "INSERT INTO things VALUES (1, '17'), (2, 'many'), (3, '5')")
+    assert ingestion.pump(30) == 2
+    assert kept(engine) == [("insert", 1, 17), ("insert", 3, 5)]
+    ((_, reason),) = rejected(engine)
+    assert reason == "name INTEGER can't take 'many'"
+
+
+def test_a_table_is_read_on_when_its_server_is_back(
+    open_engine: Open, postgres: PostgresServer, changing: sa.Engine
+) -> None:
+    """Back-off after a failure, and then each row once."""
+    engine = open_engine(keeping())
+    seen = engine.subscribe("seen")
+    insert(changing, 1)
+    source = SqlSource(postgres.url, "things", "id", follow=True, every_s=0.05)
+    ingestion = engine.ingest("things", source, "in", background=True)
+    assert seen.get(60) is not None, ingestion
+    changing.dispose()
+    postgres.kill()
+    until = time.monotonic() + 60
+    while ingestion.error is None:
+        assert time.monotonic() < until, ingestion
+        time.sleep(0.01)
+    assert ingestion.at_work
+    postgres.start()
+    insert(changing, 2)
+    assert seen.get(60) is not None, ingestion
+    ingestion.close()
+    assert [row[0] for row in kept(engine)] == [1, 2]
 
 
 def test_a_server_that_dies_is_connected_to_again(
