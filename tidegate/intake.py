@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from itertools import islice
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET
 
+from tidegate.chunks import Chunk, Chunks
 from tidegate.dataflows.app import App
 from tidegate.dataflows.validation import unknown
 from tidegate.errors import BatchError, DataError, Overloaded, TidegateError
@@ -22,9 +22,6 @@ from tidegate.txn.ticket import Ticket
 
 if TYPE_CHECKING:
     from tidegate.engine import Engine
-
-LOOK_AHEAD = 100_000  # rows read ahead at most for windows that are evaluated ahead of their batches
-FEED_AHEAD = 250  # rows read ahead by feed(), whose keys are fetched together
 
 
 class Intake:
@@ -266,34 +263,16 @@ class Intake:
             )
         if source is not None:
             return self._feed_whole(border, border.check_rows(rows), size, source, offset, after, timeout_s)
-        left = iter(rows)
         fed = batches = 0
-        while chunk := self._read(left, stream, size):
-            try:
-                checked = border.check_rows(chunk)
-            except DataError as error:
-                good = self._leading_good(border, chunk)
-                self._feed_chunk(border, good, size)
-                error.fed = fed + len(good)  # type: ignore[attr-defined]
-                raise
-            batches += self._feed_chunk(border, checked, size)
-            fed += len(chunk)
+        for chunk in Chunks(engine, border, rows, size):
+            batches += self._feed_chunk(border, chunk, size)
+            fed += len(chunk.rows)
+            if chunk.refused is not None:
+                chunk.refused.fed = fed  # type: ignore[attr-defined]
+                raise chunk.refused
         if engine.durable is not None:
             engine.durable.sync()
         return batches
-
-    def _read(self, left: Iterator[Any], stream: str, size: int) -> list[Any]:
-        """The next rows. Where windows are evaluated ahead of their batches more of them, if they come soon enough."""
-        chunk = list(islice(left, max(FEED_AHEAD // size, 1) * size))
-        ahead = self._engine.runtime.ahead
-        if ahead is None or not chunk:
-            return chunk
-        wanted = min(ahead.wanted(stream) * size, LOOK_AHEAD)
-        clock = self._engine.clock
-        until = clock.monotonic() + ahead.target_s(stream)
-        while len(chunk) < wanted and clock.monotonic() < until and (more := list(islice(left, size))):
-            chunk += more
-        return chunk
 
     def _feed_whole(
         self,
@@ -324,13 +303,13 @@ class Intake:
             engine.durable.sync()
         return len(parts)
 
-    def _feed_chunk(self, border: Border, rows: list[Any], size: int) -> int:
+    def _feed_chunk(self, border: Border, chunk: Chunk, size: int) -> int:
         engine = self._engine
+        rows, parts = chunk.rows, chunk.parts
         self.prefetch(border.name, rows)
         with engine.lock:
             self.check_ready()
             inline = engine.executor.inline_plan(border.name)
-            parts = border.split_into(rows, size)
             if inline is not None and engine.scheduler.idle:
                 if engine.outbox.subscriptions:
                     self.make_room(border.name, None)
@@ -395,16 +374,6 @@ class Intake:
         assert ahead is not None
         for key, part in parts:
             ahead.coming(stream, key, part, to_us(now))
-
-    @staticmethod
-    def _leading_good(border: Border, chunk: list[Any]) -> list[Any]:
-        good: list[Any] = []
-        for row in chunk:
-            try:
-                good.extend(border.check_rows([row]))
-            except DataError:
-                break
-        return good
 
 
 def _prefetch_plan(app: App) -> dict[str, list[tuple[str, int]]]:

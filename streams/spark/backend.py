@@ -10,6 +10,7 @@ import logging
 import tempfile
 import threading
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ class SparkBackend:
         self._notes: list[str] = []
         self._warm = False
         self._warming: threading.Thread | None = None
+        self._preparing = threading.Lock()  # jobs begin in the order in which they come, the next one is ready by then
 
     # ---- the Backend protocol
 
@@ -176,18 +178,20 @@ class SparkBackend:
         from tidegate.streams.spark.jobs import answer, load_by_reference, load_by_value
 
         context = self.spark.session().sparkContext
-        if tasks[0].operation == "combine":
-            return self._collect(context, [packed((what, "combine", list(task.items))) for task in tasks], answer)
-        if not str(context.master).startswith("local"):
-            return self._collect(context, [packed((what, t.operation, load_by_value(t))) for t in tasks], answer)
-        with tempfile.TemporaryDirectory(prefix="tidegate-windows-") as folder:
-            loads = load_by_reference(tasks, Path(folder) / "columns.arrow")
-            messages = [packed((what, t.operation, load)) for t, load in zip(tasks, loads, strict=True)]
-            return self._collect(context, messages, answer)
-
-    def _collect(self, context: Any, messages: list[bytes], function: Any) -> list[Reply]:
-        context.setLocalProperty("spark.scheduler.pool", "windows")
-        answers = context.parallelize(messages, len(messages)).map(function).collect()
+        with ExitStack() as until_done:
+            with self._preparing:
+                if tasks[0].operation == "combine":
+                    loads: list[Any] = [list(task.items) for task in tasks]
+                elif not str(context.master).startswith("local"):
+                    loads = [load_by_value(task) for task in tasks]
+                else:
+                    folder = until_done.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-windows-"))
+                    loads = load_by_reference(tasks, Path(folder) / "columns.arrow")
+                messages = [packed((what, t.operation, load)) for t, load in zip(tasks, loads, strict=True)]
+                context.setLocalProperty("spark.scheduler.pool", "windows")
+                job = context.parallelize(messages, len(messages)).map(answer)
+                job.id()  # all but handing it in
+            answers = job.collect()
         self.jobs += 1
         return [unpacked(message) for message in answers]
 

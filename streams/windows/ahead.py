@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any
@@ -62,10 +62,12 @@ class LookAhead:
         self.chains: dict[Any, Chain] = {}
         self.states: set[Any] = set()  # keys that have a state
         self.pending: dict[int, Coming] = {}  # by the identity of their rows, in order of arrival
+        self.chained: set[int] = set()  # by the identity of their rows, those that chains have steps for
         self.lock = threading.Lock()
         self.numbered = 0
         self.groups: dict[Step, Group] = {}  # steps that are being evaluated
         self.in_flight = 0
+        self.ended_s = 0.0  # when the last evaluation ended
         self.evaluations = self.foreseen = self.used = self.voided = 0
         self.hindrance: str | None = None  # why a state can't be looked ahead from, if that has come up
 
@@ -78,13 +80,24 @@ class LookAhead:
     def coming(self, key: Any, rows: Any, now_us: int) -> None:
         """A batch has taken its place in the order: the window will slide by it after all that were told of before."""
         with self.lock:
-            if id(rows) not in self.pending and not self._foreseen(key, rows):
+            if id(rows) not in self.pending and id(rows) not in self.chained:
                 self.numbered += 1
                 self.pending[id(rows)] = Coming(self.numbered, key, rows, now_us if self.timed else 0)
 
-    def _foreseen(self, key: Any, rows: Any) -> bool:
-        chain = self.chains.get(key)
-        return chain is not None and any(step.coming.rows is rows for step in chain.steps)
+    def go_on(self) -> None:
+        """Begin with what can be foreseen before anyone asks for it."""
+        with self.lock:
+            self._go_on()
+
+    def withdraw(self, keys: Mapping[int, Any]) -> None:
+        """Batches that were to come will not; given by the identity of their rows, with their keys."""
+        with self.lock:
+            for key in set(keys.values()):
+                chain = self.chains.get(key)
+                if chain is not None and any(id(step.coming.rows) in keys for step in chain.steps):
+                    self._void(chain)
+            for identity in keys:
+                self.pending.pop(identity, None)
 
     # ---- a slide
 
@@ -192,6 +205,7 @@ class LookAhead:
             self.pending[id(coming.rows)] = coming
             return False
         self.pending.pop(id(coming.rows), None)
+        self.chained.add(id(coming.rows))
         return True
 
     def _void(self, chain: Chain, alone: bool = False) -> None:
@@ -200,6 +214,7 @@ class LookAhead:
         self.voided += len(back)
         for coming in back:
             coming.alone = alone
+            self.chained.discard(id(coming.rows))
             self.pending[id(coming.rows)] = coming
         self.pending = dict(sorted(self.pending.items(), key=lambda item: item[1].number))
 
@@ -209,7 +224,9 @@ class LookAhead:
         began = self.timer()
         try:
             evaluate(self.plan, group.steps)
-            self.depth.took(len(group.steps), self.timer() - began)
+            ended = self.timer()
+            self.depth.took(len(group.steps), ended - max(began, self.ended_s))  # it waited for the one before to end
+            self.ended_s = ended
             self.evaluations += 1
             self.foreseen += len(group.steps)
         except Exception as error:  # of which batch, and whether at all, is seen when its turn comes
@@ -248,6 +265,7 @@ class LookAhead:
                 return
             if step is not None and chain.steps and chain.steps[0] is step:
                 chain.steps.popleft()
+                self.chained.discard(id(step.coming.rows))
                 self.used += 1
             else:
                 self._void(chain)
@@ -292,6 +310,19 @@ class Ahead:
         """A batch on ``stream`` waits for its turn."""
         for ahead in self.by_stream.get(stream, ()):
             ahead.coming(key, rows, now_us)
+
+    def soon(self, stream: str, parts: Iterable[tuple[Any, Any]]) -> None:
+        """These batches will wait for their turn, after all that do now. Where the time of arrival matters, that is too early."""
+        for ahead in self.by_stream.get(stream, ()):
+            if not ahead.timed:
+                for key, rows in parts:
+                    ahead.coming(key, rows, 0)
+                ahead.go_on()
+
+    def withdraw(self, stream: str, parts: Iterable[tuple[Any, Any]]) -> None:
+        """Some that were to come soon will not."""
+        for ahead in self.by_stream.get(stream, ()):
+            ahead.withdraw({id(rows): key for key, rows in parts})
 
     def wanted(self, stream: str) -> int:
         """How many batches of this stream it is worth knowing in advance; 0: none."""

@@ -186,10 +186,14 @@ def _kept(part: Any) -> Any:
     return part.value if type(part) is Promise else part
 
 
+ENOUGH_S = 0.5  # an evaluation this long makes the price of starting one small; longer ones keep transactions waiting
+GROWTH = 4
+
+
 class Depth:
     """How many batches to look ahead: as many as wait, so long as their evaluation takes no longer than ``target_s``.
 
-    It begins small, doubles while there is time, and comes down at once when there is none.
+    It begins small, grows while there is time and something to gain, and comes down at once when there is none.
     """
 
     def __init__(self, limit: int, target_s: float, first: int = 4) -> None:
@@ -206,4 +210,5 @@ class Depth:
         if fits < self.now and fits < batches:
             self.now = fits
         elif batches >= self.now:
-            self.now = min(self.limit, 2 * self.now, max(fits, self.now))
+            enough = int(batches * min(self.target_s, ENOUGH_S) / max(seconds, 1e-9))
+            self.now = min(self.limit, GROWTH * self.now, max(enough, self.now))

@@ -215,6 +215,63 @@ def test_a_slow_source_is_not_waited_for(open_engine: Open, clock: Any) -> None:
     assert len(kept(engine)) == 298
 
 
+def test_the_next_chunk_is_known_before_the_last_one_has_run(open_engine: Open) -> None:
+    """So that whoever evaluates has work while the transactions of a chunk end and rows are read."""
+    app = app_of(FORMS["whole"])
+    keep, read, behind = app.procedures["keep"].function, [0], []
+
+    def rows() -> Any:
+        for i in range(900):
+            read[0] += 1
+            yield i % 3, i
+
+    def watched(txn: tidegate.Transaction, points: tidegate.Batch) -> None:
+        keep(txn, points)
+        behind.append(read[0] - points[-1].x - 1)
+
+    object.__setattr__(app.procedures["keep"], "function", watched)
+    engine = open_engine(app)
+    engine.feed("points", rows(), size=2)
+    assert behind.index(0) == len(behind) - 1 == 449
+    assert not ahead_of(engine).pending
+    assert ahead_of(engine).voided == 0
+
+
+def test_what_was_announced_and_never_ran_is_forgotten(open_engine: Open) -> None:
+    app = app_of(FORMS["whole"], key="k")
+    keep = app.procedures["keep"].function
+
+    def interrupted(txn: tidegate.Transaction, points: tidegate.Batch) -> None:
+        if points[0].x == 100:
+            raise KeyboardInterrupt
+        keep(txn, points)
+
+    object.__setattr__(app.procedures["keep"], "function", interrupted)
+    engine = open_engine(app)
+    with pytest.raises(KeyboardInterrupt):
+        engine.feed("points", [(i % 7, i) for i in range(2_000)], size=7)
+    ahead = ahead_of(engine)
+    known = [coming.rows for coming in ahead.pending.values()]
+    known += [step.coming.rows for chain in ahead.chains.values() for step in chain.steps]
+    assert (
+        max(rows[-1].x for rows in known) < 252
+    )  # of the chunk that was interrupted, which has its place in the order
+    assert len(ahead.chained) == sum(len(chain.steps) for chain in ahead.chains.values())
+
+
+def test_a_refused_row_in_a_chunk_that_was_read_ahead(open_engine: Open) -> None:
+    engine = open_engine(app_of(FORMS["whole"]))
+    rows: list[Any] = rows_of(700)
+    rows[555] = (1, "five")
+    with pytest.raises(tidegate.DataError, match="five") as refused:
+        engine.feed("points", rows, size=2)
+    assert refused.value.fed == 555  # type: ignore[attr-defined]
+    plain = open_engine(app_of(FORMS["whole"], backend="local"))
+    plain.feed("points", rows_of(700)[:555], size=2)
+    assert kept(engine) == kept(plain)
+    assert state_of(engine) == state_of(plain)
+
+
 def test_interior_streams_say_why_not(open_engine: Open) -> None:
     app = tidegate.App("two_steps")
     app.stream("raw", "x BIGINT NOT NULL", border=True)
@@ -260,12 +317,13 @@ def test_the_depth_follows_the_backlog_and_the_target() -> None:
     assert depth.of(100) == 4
     depth.took(2, 0.01)  # fewer were waiting than allowed: that says nothing about more
     assert depth.now == 4
-    for expected in (8, 16, 32):
-        depth.took(depth.now, 0.1)
-        assert depth.now == expected
-    depth.took(32, 0.8)  # 40 would fit
-    assert depth.now == 40
-    depth.took(40, 4.0)  # four times too slow
+    depth.took(4, 0.01)
+    assert depth.now == 16  # four times as many, at most
+    depth.took(16, 0.25)
+    assert depth.now == 32  # half a second, which is enough for the price of a job not to matter
+    depth.took(32, 0.8)  # 40 would be ready in time, but nothing would be gained
+    assert depth.now == 32
+    depth.took(32, 3.2)  # more than three times too slow
     assert depth.now == 10
     depth.took(10, 1.1)
     assert depth.now == 9
