@@ -173,7 +173,6 @@ def register(spark: SparkSession) -> None:
     """Make ``spark.read.format("tidegate")`` and the like known to this session."""
     from tidegate.connectors.sparksource import TidegateSource
 
-    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     spark.dataSource.register(TidegateSource)
 
 

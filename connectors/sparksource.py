@@ -4,7 +4,7 @@ Spark runs these classes in Python processes of its own, on any of its machines,
 option ``url``, ``http://…`` or ``unix:…`` (see :func:`tidegate.connectors.spark.share`), and ``token`` if it asks for one.
 
 ======================  ============================  ========================================================================
-``spark.read``          ``table`` (or ``load(name)``)  one query, at one state; filters and ``columns`` go into its SQL
+``spark.read``          ``table`` (or ``load(name)``)  one query, at one state; ``where`` and ``columns`` go into its SQL
 ``spark.readStream``    ``stream``, ``name``           a named, durable subscription; acknowledged when Spark has the batch
 ``df.write``            ``stream``, ``source``, ``id``  all rows are one atomic batch; the same ``id`` again changes nothing
 ``df.writeStream``      ``stream``, ``source``         every micro-batch is one atomic batch, by our own cursor: exactly once
@@ -13,7 +13,7 @@ option ``url``, ``http://…`` or ``unix:…`` (see :func:`tidegate.connectors.s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,6 @@ from pyspark.sql.datasource import (
     DataSourceArrowWriter,
     DataSourceReader,
     DataSourceStreamArrowWriter,
-    Filter,
     InputPartition,
     WriterCommitMessage,
 )
@@ -33,7 +32,6 @@ from pyspark.sql.types import StructType
 import tidegate
 from tidegate.client import Client
 from tidegate.connectors.sparkcursor import Patience, Step, make_step, next_step
-from tidegate.connectors.sparkfilters import condition
 from tidegate.connectors.sparkstream import OutputReader
 from tidegate.connectors.sparktypes import arrow_schema, as_arrow, check_fits, columns_of, spark_schema
 from tidegate.dataflows.validation import unknown
@@ -114,34 +112,25 @@ class TidegateSource(DataSource):
 
 
 class TableReader(DataSourceReader):
-    """Reads a table by one query, so that all of it is of one state."""
+    """Reads a table by one query, so that all of it is of one state.
+
+    It takes no filters from Spark. Spark 4.3 keeps a reader, with the filters of one scan, for all scans of a data frame:
+    ``df.where("id = 1").count()``, then ``df.count()``, and the second one is 1. Options belong to the data frame.
+    """
 
     def __init__(self, options: dict[str, str], schema: StructType) -> None:
         self._options = options
         self._schema = schema
-        self._where: list[tuple[str, list[Any]]] = []
 
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Take the filters that SQL can answer; yield those that Spark has to apply."""
-        for one in filters:
-            found = condition(one)
-            if found is None:
-                yield one
-            else:
-                self._where.append(found)
-
-    def sql(self, table: str) -> tuple[str, list[Any]]:
-        """The query and its parameters."""
+    def sql(self, table: str) -> str:
+        """The query."""
         columns = ", ".join(_quoted(name) for name in columns_of(self._schema)) or "1"
-        text = f"SELECT {columns} FROM {_quoted(table)}"
-        if self._where:
-            text += " WHERE " + " AND ".join(f"({clause})" for clause, _ in self._where)
-        return text, [value for _, values in self._where for value in values]
+        where = self._options.get("where", "").strip()
+        return f"SELECT {columns} FROM {_quoted(table)}" + (f" WHERE (\n{where}\n)" if where else "")
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        text, values = self.sql(named(self._options, *READS))
         with connected(self._options) as client:
-            answer = client.query(text, *values).arrow
+            answer = client.query(self.sql(named(self._options, *READS))).arrow
         yield from as_arrow(self._schema, answer).to_batches(max_chunksize=50_000)
 
 

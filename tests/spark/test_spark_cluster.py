@@ -44,14 +44,14 @@ class Cluster:
         self.url = f"spark://127.0.0.1:{port}"
         self.processes: list[subprocess.Popen[bytes]] = []
         self._start("master", "master.Master", "--port", str(port))
-        self._await(self.log("master"), "I have been elected leader|New state: ALIVE")
+        self.await_(self.log("master"), "I have been elected leader|New state: ALIVE")
         for n in (1, 2):
             work = folder / f"work-{n}"
             self._start(
                 f"worker-{n}", "worker.Worker", "--cores", "1", "--memory", "1g", "--work-dir", str(work), self.url
             )
         for n in (1, 2):
-            self._await(self.log(f"worker-{n}"), "Successfully registered with master")
+            self.await_(self.log(f"worker-{n}"), "Successfully registered with master")
 
     @property
     def environment(self) -> dict[str, str]:
@@ -77,7 +77,7 @@ class Cluster:
                 )
             )  # fmt: skip
 
-    def _await(self, log: Path, text: str) -> None:
+    def await_(self, log: Path, text: str) -> None:
         while not re.search(text, log.read_text()):
             assert all(process.poll() is None for process in self.processes), log.read_text()
             time.sleep(0.1)
@@ -119,7 +119,7 @@ def test_a_worker_dies_and_the_result_is_that_of_one_process(cluster: Cluster, t
             lines.append(line)
             if len(lines) == 3:
                 for n in (1, 2):
-                    assert "Asked to launch executor" in cluster.log(f"worker-{n}").read_text()
+                    cluster.await_(cluster.log(f"worker-{n}"), "Asked to launch executor")
                 cluster.kill(cluster.processes[1])
         assert driver.wait() == 0, (tmp_path / "driver.log").read_text()[-3000:]
     finally:
