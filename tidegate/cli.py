@@ -278,12 +278,15 @@ def show_log(
     """
     from tidegate.logview import entries, table
 
-    found = entries(directory, start, limit)
-    if as_json:
-        for entry in found:
-            typer.echo(json.dumps(entry, default=str))
-    else:
-        console.print(table(found))
+    found: list[dict[str, Any]] = []
+    try:
+        for entry in entries(directory, start, limit):
+            found.append(entry)
+            if as_json:
+                typer.echo(json.dumps(entry, default=str))
+    finally:  # what is in front of a damaged record, too
+        if found and not as_json:
+            console.print(table(found))
 
 
 @app.command()

@@ -40,6 +40,7 @@ from tidegate.txn.log.files import OsFiles
 from tidegate.txn.log.reader import LogReader
 from tidegate.txn.log.record import Called, Fed, Pushed, Record
 from tidegate.txn.ticket import Ticket
+from tidegate.verify import verify
 
 SUBSCRIBER = "crash-test"
 STUCK_AFTER_S = 60.0
@@ -382,6 +383,8 @@ def judge(one: Round, seen: Observed, summary: Summary, different: list[str]) ->
         if result is not None and repr(result) != repr(from_json(to_json(expected.calls[called.sequence]))):
             different.append(f"{seen.steps[number]} returned {result}, serially {expected.calls[called.sequence]}")
     expected.calls = {}
+    with quiet():
+        different += [f"verify: {told}" for told in verify(seen.subject.app, seen.directory).differences]
     for opening in ("after the last close", "once more"):
         with open(seen.subject.app, seen.directory) as engine:
             different += [f"{opening}: {told}" for told in differences(expected, outcome_found(engine))]

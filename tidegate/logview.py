@@ -19,12 +19,15 @@ from tidegate.txn.positions import describe
 OWN_COLUMNS = ("lsn", "bytes", "kind", "sequence", "time")
 
 
-def entries(directory: Path, start: int = 0, limit: int | None = None) -> list[dict[str, Any]]:
-    """Records of the log as plain dicts: LSN, kind and fields. Reading does not disturb a running engine."""
+def entries(directory: Path, start: int = 0, limit: int | None = None) -> Iterator[dict[str, Any]]:
+    """Records of the log as plain dicts: LSN, kind and fields. Reading does not disturb a running engine.
+
+    Raises LogDamaged where the log is damaged, behind the records before it.
+    """
     if not (directory / "log").is_dir():
         raise TidegateError(f"{directory} has no log; give the directory an engine was opened with", path=directory)
     reader = LogReader(OsFiles(directory / "log"), start)
-    return list(islice(_plain(reader), limit))
+    return islice(_plain(reader), limit)
 
 
 def _plain(reader: LogReader) -> Iterator[dict[str, Any]]:

@@ -22,6 +22,7 @@ from tidegate.dataflows.app import App
 from tidegate.directory import Directory
 from tidegate.durability import code_hashes
 from tidegate.engine import Engine
+from tidegate.errors import TidegateError
 from tidegate.opening import Progress
 from tidegate.streams.emitted import Emitted
 from tidegate.testing.history import History, outcome_of
@@ -40,6 +41,9 @@ class Verification:
     waiting: int = 0  # batches that wait for a subscriber, compared row by row
     replayed: dict[str, int] = field(default_factory=dict)
     since: str = "the beginning"
+    notes: list[str] = field(
+        default_factory=list
+    )  # what opening the directory as it is took: a cut tail, a rebuilt base
     changed: list[str] = field(default_factory=list)  # procedures that ran again, but are not what they were
     differences: list[str] = field(default_factory=list)
 
@@ -52,6 +56,8 @@ def verify(
     app: App, path: Path, *, accept_changed: bool = False, progress: Progress = lambda done, total: None
 ) -> Verification:
     """Re-execute the log of the (closed) directory and compare."""
+    if not (path / "log").is_dir():
+        raise TidegateError(f"{path} has no log; give the directory an engine was opened with", path=path)
     directory = Directory(path)
     try:
         with _copies(directory) as (stored, again, since):
@@ -86,7 +92,7 @@ def _copies(directory: Directory) -> Iterator[tuple[Path, Path, str]]:
 
 
 def _compared(left: Engine, right: Engine) -> Verification:
-    found = Verification(replayed=dict(right.recovery.replayed))
+    found = Verification(replayed=dict(right.recovery.replayed), notes=list(left.recovery.notes))
     one, two = (outcome_of(engine.runtime, engine.journal, History()) for engine in (left, right))
     for table, rows in one.tables.items():
         found.tables[table] = len(rows)

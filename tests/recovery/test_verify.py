@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from recovering import let_go, make_numbers, push
 import tidegate
 from tidegate import App, Batch, Transaction
 from tidegate.backup import backup_directory
+from tidegate.errors import LogDamaged, TidegateError
+from tidegate.logview import entries
 from tidegate.verify import verify
 
 MODES = ("weak", "strong", "effects")
@@ -180,3 +183,43 @@ def test_text_that_is_no_unicode_does_not_stand_in_the_way(keyed: bool, tmp_path
         push(engine, 1, 3)
     found = verify(app, tmp_path / "d")
     assert (found.differences, found.emitted) == ([], {"texts": 3})
+
+
+def test_a_directory_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+    with pytest.raises(TidegateError, match="nowhere has no log"):
+        verify(make_echo(), tmp_path / "nowhere")
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_what_opening_took_is_told(tmp_path: Path) -> None:
+    echoed(make_echo(), tmp_path / "d", 20)
+    (tmp_path / "d" / "base.duckdb").write_bytes(b"no database")
+    found = verify(make_echo(), tmp_path / "d")
+    assert found.same
+    assert "the base was rebuilt from the whole log" in found.notes
+    assert (tmp_path / "d" / "base.duckdb").read_bytes() == b"no database"
+
+
+def test_the_log_is_shown_up_to_a_damaged_record(tmp_path: Path) -> None:
+    echoed(make_echo(), tmp_path / "d", 20)
+    fifth = [entry for entry in entries(tmp_path / "d") if entry["kind"] == "pushed"][4]
+    (segment,) = (tmp_path / "d" / "log").iterdir()
+    data = bytearray(segment.read_bytes())
+    data[fifth["lsn"] + 12] ^= 1
+    segment.write_bytes(data)
+    found = entries(tmp_path / "d")
+    shown = [next(found)["sequence"] for _ in range(4)]
+    with pytest.raises(LogDamaged, match=f"damaged at byte {fifth['lsn']}"):
+        next(found)
+    assert shown == [1, 2, 3, 4]
+
+
+def test_a_replay_leaves_the_collector_as_it_was(tmp_path: Path) -> None:
+    before = gc.get_threshold()
+    engine = tidegate.open(make_numbers(), tmp_path / "d")
+    push(engine, 1, 3)
+    engine.durable.sync()
+    let_go(engine)
+    with tidegate.open(make_numbers(), tmp_path / "d") as engine:
+        assert engine.recovery.replayed == {"batches": 3}
+        assert gc.get_threshold() == before
