@@ -39,8 +39,8 @@ crash: $(STAMP)  ## 200 rounds of kills, and the slow recovery tests: ROUNDS=200
 	$(BIN)/tidegate crash-test --rounds $(ROUNDS)
 	$(BIN)/python -m pytest -m slow tests/recovery tests/kafka tests/hospital
 
-spark: $(STAMP)  ## the slow Spark tests: 50 kills in pipelines, a real cluster, a killed backfill
-	$(BIN)/python -m pytest -n 0 -m slow tests/spark tests/windows
+spark: $(STAMP)  ## the slow Spark tests: 50 kills in pipelines, a real cluster, a killed backfill, all windows
+	$(BIN)/python -m pytest -n 0 -m slow tests/spark tests/windows tests/windows_plan
 
 bench: $(STAMP)  ## the short benchmark set, with a report in benchmarks/results
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bench]'

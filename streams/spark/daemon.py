@@ -19,9 +19,12 @@ _done = 0
 
 
 def worker(sock: socket, authenticated: bool) -> int:
-    """One task, as ever."""
+    """One task, as ever. When Spark has hung up, as it does when a session ends, there is nobody to tell and no error."""
     global _done
-    code = _carry_out(sock, authenticated)
+    try:
+        code = _carry_out(sock, authenticated)
+    except (EOFError, ConnectionError):
+        return 1
     _done += 1
     if _done in FREEZES:
         gc.collect()

@@ -104,6 +104,29 @@ def test_the_same_as_without(
         assert bool(ahead.voided) is bool(aborts)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("key", [None, "k"])
+@pytest.mark.parametrize("aborts", [0, 3], ids=["all commit", "some abort"])
+def test_the_same_on_spark(
+    spark: Any, kind: str, form: str, key: str | None, aborts: int, engine_of: Open, open_engine: Open
+) -> None:
+    """As above, with jobs under way in the background."""
+    rows = rows_of(150)
+    plain = open_engine(app_of(FORMS[form], kind, key=key, aborts=aborts, backend="local"))
+    plain.feed("points", rows, size=5)
+    engine = engine_of(app_of(FORMS[form], kind, key=key, aborts=aborts, backend="spark"), spark=spark)
+    backend = engine.plan("keep.recent").backend
+    jobs, takeovers = backend.jobs, backend.takeovers  # type: ignore[attr-defined]
+    engine.feed("points", rows, size=5)
+    engine.run_until_idle()
+    assert kept(engine) == kept(plain)
+    assert state_of(engine) == state_of(plain)
+    assert backend.jobs > jobs  # type: ignore[attr-defined]
+    assert backend.takeovers == takeovers
+
+
 def test_what_a_function_raises_stays_with_its_batch(engine_of: Open, open_engine: Open) -> None:
     """The windows of one batch raise; those around it are foreseen together with it."""
 

@@ -80,16 +80,18 @@ def results(plan: Plan, extents: list[Extent]) -> list[Any]:
     return plan.combine(labels, [[kept[i] for i in window] for window in places])
 
 
-@pytest.mark.parametrize(
-    "backend", [HERE, THREADS, PROCESSES, pytest.param("spark_tasks", marks=pytest.mark.xdist_group("spark"))]
-)
+BACKENDS = [HERE, THREADS, PROCESSES, pytest.param("spark_tasks", marks=pytest.mark.xdist_group("spark"))]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_pattern_gives_the_same(kind: str, backend: str, request: pytest.FixtureRequest) -> None:
     where = LocalBackend() if backend == HERE else request.getfixturevalue(backend)
     compared = 0
     for name, function in FUNCTIONS.items():
         extents = extents_of(spec_of(kind, function))
-        expected = bits(results(Plan(spec_of(kind, function), RELATION, where), extents))
+        alone = Plan(spec_of(kind, function, Sequential()), RELATION, LocalBackend(only=HERE))
+        expected = bits(results(alone, extents))
         assert len(expected) == len(extents) >= 15
         for pattern in PATTERNS:
             spec = spec_of(kind, function, pattern)
@@ -227,7 +229,7 @@ def test_parts_of_every_window_go_to_every_worker() -> None:
 # ---- failures
 
 
-@pytest.mark.parametrize("backend", [HERE, THREADS, PROCESSES])
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("pattern", [Sequential(), KeyFarm(2), WindowFarm(3), WindowFarm(2, active=True)], ids=repr)
 def test_an_exception_comes_back_as_it_is(pattern: Any, backend: str, request: pytest.FixtureRequest) -> None:
     where = LocalBackend() if backend == HERE else request.getfixturevalue(backend)
@@ -241,16 +243,20 @@ def test_an_exception_comes_back_as_it_is(pattern: Any, backend: str, request: p
     assert plan.whole(good) == [e.number for e in good]
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("pattern", [Sequential(), WindowFarm(2), WindowMapReduce(2)], ids=repr)
-def test_the_first_failure_is_the_same_whatever_the_pattern(pattern: Any, processes: LocalBackend) -> None:
+def test_the_first_failure_is_the_same_whatever_the_pattern(
+    pattern: Any, backend: str, request: pytest.FixtureRequest
+) -> None:
+    where = LocalBackend() if backend == HERE else request.getfixturevalue(backend)
     spec = spec_of("count", Decomposed(plan_cases.summed, plan_cases.never_combined, "n BIGINT"), pattern)
     with pytest.raises(LookupError, match="combining 5") as raised:
-        Plan(spec, RELATION, processes).whole(extents_of(spec))
+        Plan(spec, RELATION, where).whole(extents_of(spec))
     assert "window 0 of 'ann' [0, 60)" in raised.value.__notes__[0]
     # pane 5, the sixth, is first in window 1; window 0 has been combined by then, or that would have raised
     spec = spec_of("count", Decomposed(fails_on_pane_five, len, "n BIGINT"), pattern)
     with pytest.raises(ZeroDivisionError) as other:
-        Plan(spec, RELATION, processes).whole(extents_of(spec))
+        Plan(spec, RELATION, where).whole(extents_of(spec))
     assert "1 of 'ann' [24, 84)" in other.value.__notes__[0]
 
 
