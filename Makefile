@@ -37,7 +37,7 @@ sim: $(STAMP)    ## N random apps x interleavings against the serial oracle: mak
 
 crash: $(STAMP)  ## 200 rounds of kills, and the slow recovery tests: ROUNDS=200
 	$(BIN)/tidegate crash-test --rounds $(ROUNDS)
-	$(BIN)/python -m pytest -m slow tests/recovery tests/kafka tests/hospital
+	$(BIN)/python -m pytest -m slow tests/recovery tests/changelog tests/kafka tests/hospital
 
 spark: $(STAMP)  ## the slow Spark tests: 50 kills in pipelines, a real cluster, a killed backfill, all windows
 	$(BIN)/python -m pytest -n 0 -m slow tests/spark tests/windows tests/windows_plan

@@ -44,8 +44,9 @@ def money(rows: dict[str, str]) -> dict[str, Decimal]:
     return {key: Decimal(json.loads(row)["money"]) for key, row in rows.items()}
 
 
-@pytest.mark.parametrize("recovery", ["weak", "strong", "effects"])
-@pytest.mark.parametrize("crashed", [False, True])
+@pytest.mark.parametrize(
+    ("recovery", "crashed"), [("weak", False), ("weak", True), ("strong", True), ("effects", True)]
+)
 def test_a_table_that_had_rows_before_it_had_a_changelog(
     open_engine: Open, tmp_path: Path, recovery: Any, crashed: bool
 ) -> None:
@@ -68,12 +69,21 @@ def test_a_table_that_had_rows_before_it_had_a_changelog(
     assert open_engine(bank(), tmp_path / "new").query(ACCOUNTS).rows == rows
 
 
-@pytest.mark.parametrize("executor", ["serial", "manual", "threads"])
-@pytest.mark.parametrize("recovery", ["weak", "strong", "effects"])
+@pytest.mark.parametrize(
+    ("executor", "recovery"),
+    [
+        ("threads", "weak"),
+        ("threads", "strong"),
+        ("threads", "effects"),
+        ("manual", "weak"),
+        ("serial", "weak"),
+        *(pytest.param(e, r, marks=pytest.mark.slow) for e in ("manual", "serial") for r in ("strong", "effects")),
+    ],
+)
 def test_it_has_its_place_in_the_order(open_engine: Open, tmp_path: Path, executor: str, recovery: Any) -> None:
     """Made in the middle of the work, it is whole and without gap; the log, run again, gives the same."""
     engine = open_engine(bank(recovery), tmp_path / "db", executor=executor)
-    worker = threading.Thread(target=work, args=(engine, 8, 150)) if executor == "threads" else None
+    worker = threading.Thread(target=work, args=(engine, 8, 90)) if executor == "threads" else None
     if worker is None:
         for _ in range(20):
             engine.submit("reform", 1)

@@ -112,7 +112,7 @@ def test_a_webhook_that_refuses_gets_it_again(
     words: App, open_engine: Open, receiver: Receiver, status: int, told: str
 ) -> None:
     engine = open_engine(words)
-    delivery = engine.deliver("words", WebhookSink(receiver.url, timeout_s=2))
+    delivery = engine.deliver("words", WebhookSink(receiver.url, timeout_s=30))
     engine.push("incoming", [("a",)])
     receiver.answers = [status]
     with pytest.raises(SinkError, match=told):

@@ -215,7 +215,7 @@ def test_without_a_place_for_rejects_it_stops_at_the_first(open_engine: Open, tm
     path.write_text('{"id": 1}\nnonsense\n')
     engine = open_engine(keeping(rejected=False), tmp_path / "db")
     ingestion = engine.ingest("things", FileSource(path), "in", background=True)
-    assert not ingestion.wait(30)
+    assert not ingestion.wait(60)
     assert ingestion.state == "stopped"
     assert "things.ndjson:10 is no row of things" in str(ingestion.error)
     assert "declare_rejected" in str(ingestion.error)
@@ -308,7 +308,9 @@ def test_an_engine_closes_while_its_source_waits_for_room(open_engine: Open, tmp
     path = write(tmp_path / "things.ndjson", ROWS)
     engine = open_engine(keeping(), executor="manual", capacity=2)
     ingestion = engine.ingest("things", FileSource(path, follow=True), "in", limit=4, background=True)
+    until = time.monotonic() + 60
     while not isinstance(ingestion.error, Overloaded):
+        assert time.monotonic() < until, ingestion
         time.sleep(0.01)
     engine.close()
     assert ingestion.state == "closed"

@@ -147,18 +147,18 @@ def test_a_process_thought_dead_is_waited_for_and_then_seen(words: App, database
     @sa.event.listens_for(slow, "commit")
     def hold(connection: sa.Connection) -> None:
         committing.set()
-        go_on.wait(10)
+        go_on.wait(60)
 
     old = threading.Thread(target=zombie.send, args=([batch],))
     old.start()
-    assert committing.wait(10)
+    assert committing.wait(60)
     new = threading.Thread(target=later.send, args=([batch],))
     new.start()
     new.join(0.3)
     assert new.is_alive()
     go_on.set()
-    old.join(10)
-    new.join(10)
+    old.join(60)
+    new.join(60)
     slow.dispose()
     assert rows(database, "SELECT word FROM target") == [("a",)]
 
