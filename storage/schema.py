@@ -12,7 +12,7 @@ from typing import Any
 from uuid import UUID
 
 from tidegate.errors import ConstraintError, DataError, DeclarationError
-from tidegate.storage.types import ColumnType
+from tidegate.storage.types import ColumnType, is_unicode
 
 Row = tuple[Any, ...]
 Key = Any  # the value of a one-column primary key, or the tuple of a longer one
@@ -280,7 +280,7 @@ class TableSchema(Relation):
 # how the stored form of a value is recognised, by family, as source
 _RECOGNISED = {
     "integer": "type({v}) is int and {low} <= {v} <= {high}",
-    "text": "type({v}) is str",
+    "text": "type({v}) is str and ({v}.isascii() or is_unicode({v}))",
     "boolean": "type({v}) is bool",
     "date": "type({v}) is date",
     "interval": "type({v}) is timedelta",
@@ -299,7 +299,10 @@ def _recognised(column: Column, name: str) -> str:
     return f"({name} is None or {test})" if column.nullable else test
 
 
-_SCOPE = {"date": dt.date, "datetime": dt.datetime, "timedelta": dt.timedelta, "time": dt.time, "UUID": UUID}
+_SCOPE = {
+    **{"date": dt.date, "datetime": dt.datetime, "timedelta": dt.timedelta, "time": dt.time, "UUID": UUID},
+    "is_unicode": is_unicode,
+}
 
 
 def _fast_conform(columns: Sequence[Column], row: Any, slowly: Conform) -> tuple[Conform, Any]:

@@ -136,7 +136,20 @@ def _decimal(precision: int, scale: int) -> ColumnType:
 def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError(f"expected text, got {type(value).__name__}")
+    if not is_unicode(value):
+        raise ValueError("is no Unicode text: it has half of a surrogate pair, which can't be stored")
     return str(value)
+
+
+def is_unicode(value: str) -> bool:
+    """Can it be stored? Some JSON brings in half of a surrogate pair."""
+    if value.isascii():
+        return True
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _boolean(value: Any) -> bool:
@@ -191,7 +204,7 @@ def _json(value: Any) -> str:
         json.loads(value)
     except ValueError as error:
         raise ValueError(f"is not valid JSON: {error}") from error
-    return value
+    return _text(value)
 
 
 def _list(element: ColumnType) -> ColumnType:

@@ -17,6 +17,8 @@ from contextlib import AbstractContextManager
 from itertools import pairwise
 from typing import Any
 
+import msgspec
+
 from tidegate.config import Config
 from tidegate.crashpoints import crash_point
 from tidegate.dataflows.app import App
@@ -329,11 +331,14 @@ def as_logged(
 def loggable(procedure: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     """A call's arguments as they go into the log."""
     try:
-        return [to_json(value) for value in arguments], {name: to_json(value) for name, value in named.items()}
-    except CorruptionError:
+        written = [to_json(value) for value in arguments], {name: to_json(value) for name, value in named.items()}
+        msgspec.msgpack.encode(written)
+        return written
+    except (CorruptionError, UnicodeEncodeError, OverflowError) as error:
         kinds = sorted({type(v).__name__ for v in (*arguments, *named.values())})
+        why = "" if isinstance(error, CorruptionError) else f": {error}"
         raise DataError(
             f"an argument of {procedure} can't be written to the log; pass numbers, text, bytes, dates, decimals, lists and "
-            f"dicts of them (got {', '.join(kinds)})",
+            f"dicts of them (got {', '.join(kinds)}){why}",
             relation=procedure,
         ) from None
