@@ -302,11 +302,11 @@ class Outbox:
         ]
 
     def restore(self, saved: list[Any]) -> None:
-        for name, stream, waiting, begun in saved:
+        for name, stream, waiting, *begun in saved:  # one saved before there were snapshots has begun
             if stream not in self._engine.app.streams:
                 continue
             relation = self._engine.app.streams[stream].relation
-            subscription = self._add(name, stream, begun)
+            subscription = self._add(name, stream, all(begun))
             for key, batch_id, rows in waiting:
                 batch = Batch(relation, batch_id, [relation.row._make(from_json(row)) for row in rows], from_json(key))
                 subscription.waiting[batch.key, batch_id] = batch

@@ -179,3 +179,9 @@ def test_one_may_begin_with_the_next_change(open_engine: Open, tmp_path: Path) -
     ((change,),) = found.peek()
     assert change.before is not None
     assert json.loads(change.after)["text"] == "times 7"
+
+
+def test_a_checkpoint_from_before_there_were_snapshots(open_engine: Open, tmp_path: Path) -> None:
+    engine = open_engine(bank(), tmp_path / "db")
+    engine.outbox.restore([["old", "notes_changes", []], ["new", "notes_changes", [], False]])
+    assert {name: s.begun for name, s in engine.outbox.subscriptions.items()} == {"old": True, "new": False}
