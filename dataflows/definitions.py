@@ -125,6 +125,11 @@ class Procedure:
     either: bool = False
 
     @property
+    def internal(self) -> bool:
+        """The engine's own, such as what fills tables again: not for clients, and not shown to them."""
+        return self.name.startswith("tidegate_")
+
+    @property
     def streaming(self) -> bool:
         return bool(self.inputs)
 

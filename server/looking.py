@@ -102,6 +102,7 @@ def app_facts(context: Context) -> dict[str, Any]:
                 "doc": inspect.getdoc(p.function),
             }
             for p in app.procedures.values()
+            if not p.internal
         ],
     }
 

@@ -90,7 +90,7 @@ def _names(app: App, endpoint: Endpoint) -> list[str | None]:
         case "awaited":
             return [s.name for s in app.streams.values() if s.awaited]
         case "procedure":
-            return [p.name for p in app.procedures.values() if not p.streaming]
+            return [p.name for p in app.procedures.values() if not p.streaming and not p.internal]
     return [None]
 
 

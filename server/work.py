@@ -55,6 +55,9 @@ async def feed(request: Request, context: Context) -> Response:
 async def call(request: Request, context: Context) -> Response:
     """Call an OLTP procedure."""
     procedure = request.path_params["procedure"]
+    declared = context.engine.app.procedures
+    if procedure in declared and declared[procedure].internal:
+        raise unknown("call", "procedure", procedure, [name for name, p in declared.items() if not p.internal])
     wait_s = _wait_s(request)
     called: Called = await read_json(request, context.settings, Called)
     arguments, named = called.arguments, called.named

@@ -39,6 +39,7 @@ def describe_graph(graph: Graph) -> Described:
             "windows": sorted(p.windows),
         }
         for p in app.procedures.values()
+        if not p.internal
     ]
     edges = [
         *({"from": f"stream:{s}", "to": f"procedure:{p.name}"} for p in app.procedures.values() for s in p.inputs),
