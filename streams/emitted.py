@@ -46,12 +46,7 @@ class Chain:
     def add(self, position: int, batch: Batch) -> None:
         self.last = batch.id
         self.count = count = self.count + 1
-        packed = self._packed
-        size = len(packed)
-        try:
-            _pack_into((batch.id, batch.rows), packed, size)
-        except ValueError:
-            packed[size:] = _as_told(batch)
+        _pack_into((batch.id, batch.rows), self._packed, len(self._packed))
         if count >= self._due:
             self.settle()
 
@@ -126,10 +121,7 @@ class Blocks:
         waiting, self._waiting = self._waiting, []
         self.count += len(waiting)
         for position, batch in waiting:
-            try:
-                code = crc32(_pack((batch.key, batch.id, batch.rows)))
-            except ValueError:
-                code = crc32(_as_told(batch))
+            code = crc32(_pack((batch.key, batch.id, batch.rows)))
             self._put(position >> self._shift, [1, code * code, batch.id, batch.id, str(batch.key)])
         self._coarsen(KEPT)
 
@@ -212,11 +204,6 @@ class Emitted:
 
 def _kind(saved: list[Any]) -> type[Chain | Blocks]:
     return Chain if len(saved) == 5 else Blocks
-
-
-def _as_told(batch: Batch) -> bytes:
-    """For text that is no Unicode, which can't be packed: that is no reason to undo a commit."""
-    return repr((batch.key, batch.id, batch.rows)).encode()
 
 
 def _between(known: int, id_known: int | None, count: int, ours: Any, theirs: Any) -> str:

@@ -169,22 +169,6 @@ def test_a_directory_without_fingerprints_is_verified_without_them(tmp_path: Pat
     assert (found.differences, found.emitted) == ([], {})
 
 
-@pytest.mark.parametrize("keyed", [False, True])
-def test_text_that_is_no_unicode_does_not_stand_in_the_way(keyed: bool, tmp_path: Path) -> None:
-    app = App("surrogates")
-    app.stream("numbers", "n BIGINT NOT NULL", border=True, key="n" if keyed else None)
-    app.stream("texts", "t VARCHAR")
-
-    @app.procedure(inputs="numbers", outputs="texts")
-    def tell(txn: Transaction, numbers: Batch) -> None:
-        txn.emit("texts", t="\ud800" if numbers[0].n == 2 else "fine")
-
-    with tidegate.open(app, tmp_path / "d") as engine:
-        push(engine, 1, 3)
-    found = verify(app, tmp_path / "d")
-    assert (found.differences, found.emitted) == ([], {"texts": 3})
-
-
 def test_a_directory_that_is_not_there_is_not_made(tmp_path: Path) -> None:
     with pytest.raises(TidegateError, match="nowhere has no log"):
         verify(make_echo(), tmp_path / "nowhere")
