@@ -8,7 +8,7 @@ from typing import Any
 from tidegate import App, partition, window
 
 app = App("shop")
-app.table("CREATE TABLE stock (item VARCHAR PRIMARY KEY, pieces BIGINT NOT NULL CHECK (pieces >= 0))", changelog=True)
+app.table("CREATE TABLE stock (item VARCHAR PRIMARY KEY, pieces BIGINT NOT NULL CHECK (pieces >= 0))")
 app.table(
     "CREATE TABLE doses (patient INTEGER, number INTEGER, PRIMARY KEY (patient, number))",
     partition_by="patient",
@@ -101,3 +101,6 @@ def administer(txn: Any, proposals: Any, decisions: Any) -> None:
 
 
 app.nested(propose, administer, name="treat")
+
+
+app.table("CREATE TABLE followed (item VARCHAR PRIMARY KEY)", changelog=True)

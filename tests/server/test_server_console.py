@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -96,8 +97,10 @@ def test_a_stream_is_tailed_and_paused(page: Any, shared: Server) -> None:
     page.keyboard.press("3")
     page.wait_for_selector("#tail-state >> text=following")
     with shared.client() as client:
+        deadline = time.monotonic() + 60
         while not client.status()["subscribers"].get("shipments", {}).get("subscribers"):
-            pass
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
         client.push("orders", [("earl grey", 0)])
         page.wait_for_selector("#tail li >> text=earl grey")
         page.click("#pause")
@@ -139,7 +142,8 @@ def test_tabs_work_with_arrows_and_every_control_has_a_name(page: Any) -> None:
 def test_text_stands_out_from_its_ground(browser: Any, shared: Server, scheme: str) -> None:
     page = browser.new_page(color_scheme=scheme)
     page.goto(shared.url)
-    page.wait_for_selector("#graph svg")
+    for shown in ("#graph svg", "h2", "dd", ".legend", "#units"):
+        page.wait_for_selector(shown, state="attached")
     contrast = page.evaluate("""() => {
         const light = (c) => { const [r, g, b] = c.match(/[\\d.]+/g).slice(0, 3).map((v) => { v /= 255;
             return v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; }); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };

@@ -258,12 +258,12 @@ def test_damaged_arrow_is_refused_whatever_is_damaged(shared: Server) -> None:
 
 def test_what_fills_tables_again_is_not_for_clients(shared: Server) -> None:
     with shared.client() as client, shared.http() as http:
-        for name in ("tidegate_restore", "tidegate_snapshot_stock"):
+        for name in ("tidegate_restore", "tidegate_snapshot_followed"):
             with pytest.raises(DeclarationError, match=f"no procedure '{name}'|{name}"):
-                client.call(name, "stock", [["from outside", 1]])
+                client.call(name, "followed", [["from outside"]])
             assert name not in http.get("/openapi.json").text
             assert name not in http.get("/v1/app").text
-        assert client.query("SELECT * FROM stock WHERE item = 'from outside'").rows == []
+        assert client.query("SELECT * FROM followed").rows == []
 
 
 def test_dead_letters_and_aborts_are_told(shared: Server) -> None:
