@@ -70,6 +70,14 @@ def test_a_function_sees_only_the_columns_it_asked_for(kind: str, data: Any) -> 
     assert [(row.first, row.last) for row in results(spec, batches)] == wanted
 
 
+def test_the_windows_of_these_tests_go_where_they_should(evaluated_on: Any) -> None:
+    """On Spark, or nothing would have been compared."""
+    before = 0 if evaluated_on is None else evaluated_on.jobs
+    spec = window("events", count=2, compute=FUNCTIONS["whole"]())
+    assert [row.n for row in results(spec, [([ROW, ROW], 0), ([ROW, ROW], 0)])] == [2, 2]
+    assert evaluated_on is None or evaluated_on.jobs > before
+
+
 ROW = EVENTS.conform(
     dict.fromkeys(EVENTS.column_names)
     | {"id": 7, "at": naive.EPOCH, "tick": 0, "day": naive.EPOCH.date(), "level": 0.0, "x": 0.5, "small": 1}
