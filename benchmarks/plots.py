@@ -10,8 +10,8 @@ Facts = Mapping[str, Any]
 OURS, THEIRS = "#1f6f8b", "#b8b8b8"
 
 
-def bars(title: str, unit: str, values: Mapping[str, float], ours: set[str], path: Path) -> bool:
-    """Horizontal bars on a logarithmic scale, the longest first; False where there is no matplotlib, or nothing to show."""
+def rates(title: str, unit: str, values: Mapping[str, float], ours: set[str], path: Path) -> bool:
+    """Points on a logarithmic scale, the largest first; False where there is no matplotlib, or nothing to show."""
     try:
         import matplotlib
     except ImportError:
@@ -25,10 +25,15 @@ def bars(title: str, unit: str, values: Mapping[str, float], ours: set[str], pat
     ordered = sorted(values.items(), key=lambda pair: pair[1])
     figure, axes = pyplot.subplots(figsize=(8, 0.6 + 0.36 * len(ordered)), layout="constrained")
     names = [name for name, _ in ordered]
-    drawn = axes.barh(names, [v for _, v in ordered], color=[OURS if name in ours else THEIRS for name in names])
-    axes.bar_label(drawn, labels=[f"{value:,.0f}" for _, value in ordered], padding=4, fontsize=9)
-    axes.set_xscale("log")
-    axes.set_xlim(right=max(values.values()) * 6)
+    axes.scatter(
+        [value for _, value in ordered], names, c=[OURS if name in ours else THEIRS for name in names], zorder=2
+    )
+    for name, value in ordered:
+        axes.annotate(f"{value:,.0f}", (value, name), (8, 0), textcoords="offset points", va="center", fontsize=9)
+    axes.grid(axis="both", color="#e4e7eb", linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.set_xscale("log")  # points: the length of a bar would mean nothing here
+    axes.set_xlim(min(values.values()) / 2, max(values.values()) * 6)
     axes.set_title(f"{title} ({unit}, logarithmic)", fontsize=11, loc="left")
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, metadata={"Date": None})
@@ -44,7 +49,7 @@ def leaderboard(facts: Facts, path: Path) -> bool:
     }
     theirs = {name: peer["votes_per_s"] for name, peer in facts.get("peers", {}).items() if "votes_per_s" in peer}
     dicts = {"bare dictionaries, no guarantees": facts["dicts_votes_per_s"]}
-    return bars("Leaderboard", "votes a second", {**ours, **theirs, **dicts}, set(ours), path)
+    return rates("Leaderboard", "votes a second", {**ours, **theirs, **dicts}, set(ours), path)
 
 
 def windows(facts: Facts, path: Path) -> bool:
@@ -58,7 +63,7 @@ def windows(facts: Facts, path: Path) -> bool:
                 values[label] = figure
                 if not name:
                     ours.add(label)
-    return bars("Windows", "rows a second", values, ours, path)
+    return rates("Windows", "rows a second", values, ours, path)
 
 
 PLOTS: dict[str, Callable[[Facts, Path], bool]] = {"leaderboard": leaderboard, "windows": windows}
