@@ -27,7 +27,7 @@ from tidegate.storage.schema import Relation
 
 log = logging.getLogger("tidegate")
 
-CONNECT_S = 10.0
+CONNECT_S = 30.0
 
 
 class MqttSource:
@@ -99,15 +99,22 @@ class MqttSource:
             client.username_pw_set(*self._login)
         if self._tls:
             client.tls_set()
-        connected = threading.Event()
+        answered = threading.Event()  # what is published from now on reaches us, or the broker refuses
 
         def on_connect(client: Any, data: Any, flags: Any, code: Any, properties: Any) -> None:
             self._refused = str(code) if code.is_failure else None
-            if not code.is_failure:
+            if code.is_failure:
+                answered.set()
+            else:
                 client.subscribe([(topic, self._qos) for topic in self._topics])
-            connected.set()
+
+        def on_subscribe(client: Any, data: Any, number: int, codes: list[Any], properties: Any) -> None:
+            refused = [f"{topic}: {code}" for topic, code in zip(self._topics, codes, strict=False) if code.is_failure]
+            self._refused = f"it refuses {', '.join(refused)}" if refused else None
+            answered.set()
 
         client.on_connect = on_connect
+        client.on_subscribe = on_subscribe
         client.on_disconnect = self._on_disconnect
         client.on_message = self._on_message
         self._client = client
@@ -117,7 +124,7 @@ class MqttSource:
             self.close()
             raise self._unreachable(str(error)) from error
         client.loop_start()
-        if not connected.wait(CONNECT_S) or self._refused is not None:
+        if not answered.wait(CONNECT_S) or self._refused is not None:
             why = self._refused or f"no answer within {CONNECT_S:g} s"
             self.close()
             raise self._unreachable(why)

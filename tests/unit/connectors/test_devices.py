@@ -95,8 +95,10 @@ def test_mqtt_messages_come_in_and_are_acknowledged_after(
 
     ingestion = engine.ingest("things", source(), "in")
     mosquitto.publish("ward/a/monitor", b'{"id": 1}', b"nonsense", b'[{"id": 2}, {"id": 3}]')
+    deadline = time.monotonic() + 60
     while ingestion.rows < 3 or ingestion.rejected < 1:
         ingestion.pump(10)
+        assert time.monotonic() < deadline, ingestion
     assert kept(engine) == [(i, "ward/a/monitor") for i in (1, 2, 3)]
     assert "DecodeError" in rejected(engine)[0][1]
     ingestion.close()
