@@ -22,7 +22,9 @@ def rates(title: str, unit: str, values: Mapping[str, float], ours: set[str], pa
     matplotlib.rcParams["svg.hashsalt"] = "tidegate"
     from matplotlib import pyplot
 
-    ordered = sorted(values.items(), key=lambda pair: pair[1])
+    ordered = sorted(((name, value) for name, value in values.items() if value > 0), key=lambda pair: pair[1])
+    if not ordered:
+        return False
     figure, axes = pyplot.subplots(figsize=(8, 0.6 + 0.36 * len(ordered)), layout="constrained")
     names = [name for name, _ in ordered]
     axes.scatter(
@@ -33,7 +35,7 @@ def rates(title: str, unit: str, values: Mapping[str, float], ours: set[str], pa
     axes.grid(axis="both", color="#e4e7eb", linewidth=0.7)
     axes.set_axisbelow(True)
     axes.set_xscale("log")  # points: the length of a bar would mean nothing here
-    axes.set_xlim(min(values.values()) / 2, max(values.values()) * 6)
+    axes.set_xlim(ordered[0][1] / 2, ordered[-1][1] * 6)
     axes.set_title(f"{title} ({unit}, logarithmic)", fontsize=11, loc="left")
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, metadata={"Date": None})
