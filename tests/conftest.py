@@ -88,6 +88,7 @@ def postgres() -> Iterator[PostgresServer]:
     server.remove()
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What is started once and shared is used in one worker process: the JVM by all tests of Spark, and a server, a ward
     or a broker of a file (a fixture of its module) by the tests of that file. Slow tests take as long as they take.
