@@ -87,10 +87,21 @@ class SecondaryIndex:
             if not keys:
                 del self._keys[value]
 
-    def replaced(self, head: Version, row: Row | None, key: Key) -> None:
-        """Drop ``key`` from under the values of all its versions, but that of ``row``."""
+    def replace(self, head: Version, row: Row | None, key: Key) -> None:
+        """``row`` takes the place of all versions of ``key``."""
+        old = head[1]
+        if row is not None and old is not None and self._value_of(old) == self._value_of(row):
+            old = None  # it stays under that value
+        elif row is not None:
+            self.add(row, key)
+        if old is not None:
+            self.drop(old, key)
+        if head[2] is not None and head[2] is not TRIMMED:
+            self._replace_older(head[2], row, key)
+
+    def _replace_older(self, version: Version, row: Row | None, key: Key) -> None:
         now = None if row is None else self.value_of(row)
-        for old in _rows_of(head):
+        for old in _rows_of(version):
             if old is not None and (row is None or self.value_of(old) != now):
                 self.drop(old, key)
 
@@ -260,10 +271,10 @@ class VersionedTable:
             if key not in dirty:
                 dirty[key] = head is not None and head[1] is not None
             for index in self.indexes:
-                if row is not None:
-                    index.add(row, key)
                 if head is not None and not keep_older:
-                    index.replaced(head, row, key)
+                    index.replace(head, row, key)
+                elif row is not None:
+                    index.add(row, key)
             if keep_older:
                 rows[key] = (position, row, head, commit)
                 self.chained.add(key)

@@ -169,12 +169,24 @@ class View:
         if access.by_key:
             partition = self._partition(access)
             keys = [key for key in keys if schema.partition_of(key) == partition]
-        places = [(schema.index_of[name], value) for name, value in wanted.items()]
+        if None in wanted.values():
+            return []
+        rows = self._visible(access, sorted(keys))
+        for name, value in wanted.items():
+            place = schema.index_of[name]
+            rows = [row for row in rows if row[place] == value]
+        named = access.row
+        return [_named(named, row) for row in rows]
+
+    def _visible(self, access: Access, keys: Iterable[Key]) -> list[Row]:
+        """The rows with these stored keys that this execution sees."""
+        written, newest, position = self.writes.get(access.table.name, ()), access.newest, self.position
         rows = []
-        for key in sorted(keys):
-            row = self.row(access, key)
-            if row is not None and all(value is not None and row[i] == value for i, value in places):
-                rows.append(_named(access.table.row, row))
+        for key in keys:
+            version = newest(key) if access.plain and key not in written else None
+            row = version[1] if version is not None and version[0] < position else self.row(access, key)
+            if row is not None:
+                rows.append(row)
         return rows
 
     def index_keys(self, access: Access, index: SecondaryIndex, values: tuple[Any, ...]) -> set[Key]:
@@ -317,11 +329,13 @@ class View:
 
     def delete(self, table: str, key: Key) -> bool:
         """Delete the row with this primary key; False when there is none."""
-        access = self.writable(table)
+        access = self.access.get(table)
+        if access is None or not access.write:
+            access = self.writable(table)
         old = self.get(table, key)
         if old is None:
             return False
-        self.put(table, access.table.schema.key_of(old), None)
+        self.put(table, access.key_of(old), None)
         return True
 
     def put_checked(self, access: Access, key: Key, new: Row, old: Row | None) -> None:

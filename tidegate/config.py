@@ -29,6 +29,9 @@ class Config:
     For an engine with a directory: ``sync`` is when the log goes to disk: ``"group"`` (many records at a time, at most
     ``max_delay_s`` after the first), ``"always"`` (before every push returns) or ``"off"`` (whenever the system likes: an
     acknowledgement then means little). ``generation_bytes``: keep a copy of the base after so much log.
+
+    ``tune_process``: while the engine is open, what existed before is left out of garbage collections (``gc.freeze``), and
+    threads take turns every millisecond (``sys.setswitchinterval``). False: for a process with rules of its own for these.
     """
 
     executor: Literal["serial", "threads", "manual"] = "serial"
@@ -45,6 +48,7 @@ class Config:
     sync: Literal["always", "group", "off"] = "group"
     max_delay_s: float = 0.005
     generation_bytes: int = 256 << 20
+    tune_process: bool = True
 
     def __post_init__(self) -> None:
         for name, allowed in (
@@ -59,5 +63,7 @@ class Config:
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise TidegateError(f"config {name} must be a positive whole number, got {value!r}")
+        if not isinstance(self.tune_process, bool):
+            raise TidegateError(f"config tune_process must be True or False, got {self.tune_process!r}")
         if not 0 <= self.max_delay_s <= 60:
             raise TidegateError(f"config max_delay_s must be between 0 and 60 seconds, got {self.max_delay_s!r}")

@@ -11,6 +11,7 @@ from typing import Any
 
 from msgspec import UNSET
 
+from tidegate import process
 from tidegate.backup import backup_engine
 from tidegate.batching import Batcher
 from tidegate.clock import Clock, SystemClock
@@ -20,11 +21,7 @@ from tidegate.dataflows.validation import unknown
 from tidegate.delivery import Delivery, Sink, start_delivery
 from tidegate.directory import Directory
 from tidegate.durability import Durability, Opened, as_logged
-from tidegate.errors import (
-    AccessError,
-    EngineClosed,
-    TidegateError,
-)
+from tidegate.errors import AccessError, EngineClosed, TidegateError
 from tidegate.ingestion import Ingestion, close_ingestions, ingest
 from tidegate.intake import Intake
 from tidegate.journal import Journal
@@ -116,6 +113,7 @@ class Engine:
         self.durable: Durability | None = None
         self.lock = threading.RLock()
         self._closed = False
+        self._untune: Callable[[], None] = lambda: None
         self.directory = None if path is None else Directory(Path(path))
         try:
             self._open(accept_changed, progress)
@@ -149,6 +147,8 @@ class Engine:
         self.database.concurrent = self.config.executor == "threads" or self.directory is not None
         self.merger: Merger = Merger(self)
         self.executor = self._make_executor()
+        if self.config.tune_process:
+            self._untune = process.tune()
         self.executor.wake()
 
     def _open_database(self, path: Path | None) -> Database:
@@ -487,6 +487,7 @@ class Engine:
             self.database.close()
         if self.directory is not None:
             self.directory.close()
+        self._untune()
 
     def __enter__(self) -> Engine:
         return self
