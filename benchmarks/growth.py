@@ -2,8 +2,9 @@
 
 Processor time per batch, so that others on the machine do not count; 1.0 is flat, less than 1 is slower when large.
 
-State is measured in two ways. Batches that touch rows *near one another* say whether the engine does more when there is more.
-Batches that touch rows *anywhere* find them outside the processor's caches, as they would in any structure: the same changes on a
+State is measured in three ways. A vote of the leaderboard, from a phone *anywhere* among all phones, is what an application sees.
+The smallest batch there is (one row changes) shows the most: rows *near one another* say whether the engine does more when
+there is more; rows *anywhere* are outside the processor's caches, as they would be in any structure, and the same changes on a
 bare dictionary, in the same run, say how much of the difference that is. A window that holds a single pane is folded at once, one
 of many panes is not: the two are compared with their like.
 """
@@ -22,6 +23,7 @@ from tidegate import App, Batch, Engine, Transaction, window
 from tidegate import windows as w
 from tidegate.benchmarks.kernel import counting_app
 from tidegate.benchmarks.setting import setting
+from tidegate.examples.leaderboard.app import leaderboard, start
 
 Progress = Callable[[str], None]
 
@@ -45,6 +47,7 @@ def bench(
     """State and windows ``factor`` times as large; ten times the procedures and tables."""
     found = {}
     for name, make, small, large in (
+        ("phones that vote, anywhere", votes, 1_000, 1_000 * factor),
         ("rows of state, near one another", state_near, 1_000, 1_000 * factor),
         ("rows of state, anywhere", state, 1_000, 1_000 * factor),
         ("entries of a bare dictionary, anywhere", bare_dictionary, 1_000, 1_000 * factor),
@@ -57,6 +60,7 @@ def bench(
         progress(f"{name}: {small:,} and {large:,}")
         found[name] = compare(lambda size, make=make: make(size, batches), small, large, rounds)
     return {
+        "votes_ratio": found["phones that vote, anywhere"]["ratio"],
         "state_ratio": found["rows of state, anywhere"]["ratio"],
         "state_near_ratio": found["rows of state, near one another"]["ratio"],
         "bare_dictionary_ratio": found["entries of a bare dictionary, anywhere"]["ratio"],
@@ -89,6 +93,31 @@ def compare(make: Callable[[int], Subject], small: int, large: int, rounds: int)
             "ratio": round(statistics.median(s / b for s, b in zip(*spent, strict=True)), 2),
             "correct": all(subject.right() for subject in subjects),
         }
+
+
+def votes(phones: int, batches: int) -> Subject:
+    """Each batch is a vote of the leaderboard, from one of so many phones; nobody leaves the contest."""
+    app = leaderboard(eliminate_every=None)
+
+    @app.procedure(writes=["phones"])
+    def know(txn: Transaction, first: int, last: int) -> None:
+        for phone in range(first, last):
+            txn.insert("phones", (phone, -1_000_000))  # as many votes as this takes
+
+    engine = start(app)
+    for first in range(0, phones, 100_000):
+        engine.call("know", first, min(first + 100_000, phones))
+    engine.checkpoint()
+    step = phones // 1_000 * 7 + 1
+    cast = 0
+
+    def run(number: int) -> int:
+        nonlocal cast
+        numbers = range(cast, cast + batches)
+        cast += batches
+        return engine.feed("votes_in", [(i, (number * 31 + i * step) % phones, i % 25 + 1) for i in numbers])
+
+    return Subject(engine, run, lambda: engine.query("SELECT sum(total) FROM contestants").scalar() == cast)
 
 
 def state(rows: int, batches: int) -> Subject:
