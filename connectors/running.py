@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidegate.connectors.toml_file import Connector, Setup
 from tidegate.delivery import FIRST_PAUSE_S, LONGEST_PAUSE_S, qualified
-from tidegate.errors import ServerError, SinkError, TidegateError
+from tidegate.errors import ServerError, SinkError, TidegateError, text_of
 from tidegate.ingestion import Ingestion, ingest
 from tidegate.ingestion_targets import target_of
 from tidegate.loading import load_app
@@ -156,7 +156,7 @@ class Running:
                 "rows": i.rows,
                 "rejected": i.rejected,
                 "lag": i.lag,
-                "error": None if i.error is None else str(i.error),
+                "error": None if i.error is None else text_of(i.error),
             }
             for i in self.ingestions
         ]
@@ -166,7 +166,7 @@ class Running:
                 "stream": d.stream,
                 "state": "open" if d.error is None else "failing",
                 "batches": d.delivered,
-                "error": None if d.error is None else str(d.error),
+                "error": None if d.error is None else text_of(d.error),
             }
             for d in self.deliveries
         ]

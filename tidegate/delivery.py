@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from tidegate.crashpoints import crash_point
-from tidegate.errors import DiskFull, EngineClosed, SinkError, SinkRefused, TidegateError
+from tidegate.errors import DiskFull, EngineClosed, SinkError, SinkRefused, TidegateError, text_of
 from tidegate.feedback import check_acyclic, check_ordered
 from tidegate.outbox import DurableSubscription
 from tidegate.storage.schema import Relation
@@ -177,7 +177,7 @@ class Delivery:
         if self._refusals[batch.stable_id] < self.tries:
             return False
         self._refusals.clear()
-        self._subscription.refuse(batch, str(error))
+        self._subscription.refuse(batch, text_of(error))
         self.refused += 1
         log.warning(
             "delivery %s: %r was refused %d times and moved to tidegate.dead_letters", self.name, batch, self.tries
@@ -192,7 +192,7 @@ class Delivery:
             raise
         except Exception as error:
             raise SinkError(
-                f"{type(self.sink).__name__} raised {type(error).__name__}: {error} for {batches[0]!r} of "
+                f"{type(self.sink).__name__} raised {type(error).__name__}: {text_of(error)} for {batches[0]!r} of "
                 f"delivery {self.name}; the batch is kept and sent again. Look at the target, or at the "
                 "sink's own code",
                 sink=self.name,

@@ -183,7 +183,7 @@ class Durability:
     def pushed(
         self, sequence: int, time: dt.datetime, batch: Batch, explicit: bool, source: str | None, offset: Any
     ) -> int:
-        rows, stands = list(batch.rows), None if offset is None else to_json(offset)
+        rows, stands = list(batch.rows), None if source is None else to_json(offset)
         return self.writer.append(
             Pushed(sequence, to_us(time), batch.relation.name, batch.id, rows, explicit, source, stands)
         )

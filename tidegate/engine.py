@@ -30,7 +30,7 @@ from tidegate.opening import Progress, begin_log, recover
 from tidegate.outbox import DurableSubscription, Outbox
 from tidegate.punctuation import punctuation_rows
 from tidegate.result import Result
-from tidegate.sources import Source
+from tidegate.sources import Source, check_place
 from tidegate.state import check_schemas, restore
 from tidegate.storage.database import Database
 from tidegate.streams.border import Border
@@ -187,6 +187,8 @@ class Engine:
         """
         intake = self.intake
         border = intake.border(stream)
+        if source is not None:
+            check_place(source, offset)
         parts = border.split(border.check_rows(rows))
         with self.lock:
             intake.begin(stream, timeout_s)  # may let go of the lock while it waits for room: look at the ids after it
@@ -222,6 +224,7 @@ class Engine:
         the error's ``fed`` says how many those are. With a directory it returns when all of it is on disk.
         ``source``, ``offset``, ``after``: as in :meth:`push`; all rows are then accepted, with the offset, or none.
         """
+        check_place(**place)
         return self.intake.feed(stream, rows, size, **place)
 
     def batcher(

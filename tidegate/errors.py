@@ -21,7 +21,7 @@
     ├── DirectoryInUse        another process has the directory open
     ├── LogError              the log on disk
     │   ├── DiskFull          ... has no room; work resumes when there is
-    │   ├── LogFailed         ... could not be synced; the engine stops
+    │   ├── LogFailed         ... could not be written or synced; the engine stops
     │   ├── LogDamaged        ... has a record that was acknowledged and can't be read
     │   ├── BaseDamaged       the DuckDB base can't be read (it is rebuilt from a generation and the log)
     │   └── RecoveryRefused   ... does not fit this app: another app, newer format, changed schema or code
@@ -33,20 +33,35 @@
     └── CorruptionError       an internal invariant broke; never ignored
 
 Every message says what happened, what was given, the likely cause and the next step; the same facts are
-attributes, so that programs need not parse the text.
+attributes, so that programs need not parse the text. Whatever text of others it quotes, it can be stored (:func:`text_of`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+
+def text_of(value: object, told: Callable[[Any], str] = str) -> str:
+    """Text of others (what they raised, a reason they gave) as text that can be written down.
+
+    Half of a surrogate pair is no Unicode, so nothing could store it; an object may even have no text at all.
+
+    >>> text_of(ValueError("te\\ud800"))
+    'te\\\\ud800'
+    """
+    try:
+        return told(value).encode(errors="backslashreplace").decode()
+    except Exception as error:
+        return f"({type(value).__name__} without a text: asked for it, it raised {type(error).__name__})"
 
 
 class TidegateError(Exception):
     """Base of all errors raised by tidegate."""
 
     def __init__(self, message: str, **facts: Any) -> None:
-        super().__init__(message)
-        self.message = message
+        self.message = text_of(message)
+        super().__init__(self.message)
         self.__dict__.update(facts)
 
 
@@ -77,7 +92,11 @@ class BatchError(TidegateError):
 class Aborted(TidegateError):
     """The transaction was undone. Facts: ``procedure``, ``reason``, ``position``."""
 
-    reason: str
+    reason: str = "no reason was given"
+
+    def __init__(self, message: str, **facts: Any) -> None:
+        super().__init__(message, **facts)
+        self.reason = text_of(facts.get("reason", message))
 
 
 class DeadlineExceeded(Aborted):
@@ -151,7 +170,7 @@ class DiskFull(LogError):
 
 
 class LogFailed(LogError):
-    """The log could not be synced; the engine has stopped."""
+    """The log could not be written or synced; the engine has stopped."""
 
 
 class LogDamaged(LogError):

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tidegate.errors import Aborted, DeadlineExceeded, ProcedureFailed
+from tidegate.errors import Aborted, DeadlineExceeded, ProcedureFailed, text_of
 from tidegate.streams.batch import Batch
 from tidegate.txn.positions import describe
 from tidegate.txn.ticket import Ticket
@@ -102,7 +102,9 @@ class Journal:
         batches = _taken(txn)
         if not batches:
             arguments, named = txn.arguments
-            told = ", ".join([*map(repr, arguments), *(f"{k}={v!r}" for k, v in named.items())])
+            told = ", ".join(
+                [*(text_of(v, repr) for v in arguments), *(f"{k}={text_of(v, repr)}" for k, v in named.items())]
+            )
             self.dead_letters.append(DeadLetter(*facts, None, None, None, told, str(error), txn.time))
         for batch in batches:
             rows = repr([row._asdict() for row in batch])

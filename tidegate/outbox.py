@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from tidegate.changelog import Changelog, changelogs
 from tidegate.dataflows.changelogs import SNAPSHOT
-from tidegate.errors import TidegateError
+from tidegate.errors import TidegateError, text_of
+from tidegate.sources import check_name
 from tidegate.storage.codec import from_json, to_json
 from tidegate.streams.batch import Batch
 from tidegate.txn.log.record import Delivered, Subscribed, from_us, to_us
@@ -135,7 +136,7 @@ class DurableSubscription:
 
     def refuse(self, batch: Batch, reason: str) -> None:
         """The target does not want this batch: it becomes a dead letter, and what is behind it is next."""
-        now = self._outbox.now()
+        now, reason = self._outbox.now(), text_of(reason)
         record = Delivered(self.name, [[to_json(batch.key), batch.id]], reason, to_us(now))
         with self._outbox.lock:
             self._outbox.log(record)
@@ -166,6 +167,7 @@ class Outbox:
     def subscribe(self, name: str, stream: str, snapshot: bool = True) -> DurableSubscription:
         """The subscription ``name``: as it was left, or new from now on; of a changelog, with what its table holds."""
         table = self._engine.app.streams[stream].changelog_of
+        check_name("the name of a subscription or delivery", name)
         with self._engine.lock:
             known = self.subscriptions.get(name)
             if known is None:

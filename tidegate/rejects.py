@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tidegate.dataflows.app import App
+from tidegate.errors import text_of
 from tidegate.streams.batch import Batch
 from tidegate.txn.transaction import Transaction
 
@@ -36,5 +37,5 @@ def declare_rejected(app: App) -> None:
 
 
 def rejected_row(source: str, place: str, stream: str, record: str, reason: str) -> tuple[Any, ...]:
-    """A row of the stream; a very long record is cut."""
-    return source, place, stream, record[:LONGEST], reason
+    """A row of the stream, whatever the record is: a very long one is cut, what is no Unicode is escaped."""
+    return source, text_of(place), stream, text_of(record)[:LONGEST], text_of(reason)

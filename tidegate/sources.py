@@ -6,6 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
+
+from tidegate.errors import CorruptionError, DataError, text_of
+from tidegate.storage.codec import to_json
 from tidegate.storage.schema import Relation
 
 
@@ -29,6 +33,27 @@ class Chunk:
     position: Any
     malformed: Sequence[Malformed] = ()
     place: Callable[[int], str] | None = None
+
+
+def check_name(what: str, name: Any) -> None:
+    """Refuse a name under which nothing could be remembered."""
+    if not isinstance(name, str) or not name or text_of(name) != name:
+        raise DataError(f"{what} is a text of at least one character, without halves of surrogate pairs; got {name!r}")
+
+
+def check_place(source: str | None = None, offset: Any = None, **_: Any) -> None:
+    """Refuse, before anything is accepted, what could not be remembered together with the rows: a source and its offset."""
+    if source is None:
+        return
+    check_name("source", source)
+    try:
+        msgspec.msgpack.encode(to_json(offset))
+    except (CorruptionError, UnicodeEncodeError, OverflowError, RecursionError) as error:
+        raise DataError(
+            f"the offset of source {source!r} can't be written to the log: {text_of(error)}. Use numbers (of 64 bits), text, "
+            f"bytes, dates, decimals, lists and dicts of them",
+            value=offset,
+        ) from None
 
 
 class Source(Protocol):

@@ -12,7 +12,7 @@ import sqlglot
 from sqlglot import exp
 
 from tidegate.dataflows.validation import unknown
-from tidegate.errors import StatementError
+from tidegate.errors import StatementError, text_of
 from tidegate.result import Result
 from tidegate.storage.codec import to_json
 from tidegate.storage.ddl import Scratch
@@ -220,7 +220,7 @@ def _sources(engine: Engine) -> Iterable[tuple[Any, ...]]:
         if at_work is None:
             yield name, None, None, None, None, None, position, None
         else:
-            error = None if at_work.error is None else str(at_work.error)
+            error = None if at_work.error is None else text_of(at_work.error)
             known = (at_work.stream, at_work.state, at_work.rows, at_work.rejected, at_work.lag)
             yield name, *known, position, error
 
@@ -230,7 +230,7 @@ def _deliveries(engine: Engine) -> Iterable[tuple[Any, ...]]:
         delivery = engine.outbox.deliveries.get(name)
         facts: tuple[Any, ...] = (None, None, None, None)
         if delivery is not None:
-            error = None if delivery.error is None else str(delivery.error)
+            error = None if delivery.error is None else text_of(delivery.error)
             facts = (type(delivery.sink).__name__, delivery.delivered, delivery.refused, error)
         yield (name, subscription.stream, len(subscription), *facts)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tidegate.dataflows.app import App
 from tidegate.dataflows.graph import Graph
-from tidegate.errors import Aborted, CorruptionError, DataError, ProcedureFailed
+from tidegate.errors import Aborted, CorruptionError, DataError, ProcedureFailed, text_of
 from tidegate.storage.database import Database, Readers
 from tidegate.storage.schema import Key, Row
 from tidegate.storage.view import WriteSet
@@ -258,8 +258,8 @@ def _failed(txn: Transaction, error: Exception, on_failure: str) -> ProcedureFai
     theirs = [f for f in frames if not str(Path(f.filename).resolve()).startswith(home) or "/examples/" in f.filename]
     where = (theirs or frames)[-1]
     failed = ProcedureFailed(
-        f"procedure {txn.procedure} raised {type(error).__name__}: {error} (line {where.lineno} of {where.filename}) at "
-        f"position {describe(txn.position)}, attempt {txn.attempts}",
+        f"procedure {txn.procedure} raised {type(error).__name__}: {text_of(error)} (line {where.lineno} of "
+        f"{where.filename}) at position {describe(txn.position)}, attempt {txn.attempts}",
         procedure=txn.procedure,
         attempts=txn.attempts,
         position=txn.position,

@@ -9,10 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 from tidegate.clock import Clock
+from tidegate.errors import CorruptionError, TidegateError, text_of
 from tidegate.streams.batch import Batch
 from tidegate.txn.executors import Executor, Journal, still_waiting
 from tidegate.txn.runtime import Runtime
-from tidegate.txn.scheduler import Scheduler
+from tidegate.txn.scheduler import Execution, Scheduler
 from tidegate.txn.ticket import Ticket
 
 log = logging.getLogger("tidegate")
@@ -62,12 +63,20 @@ class ThreadExecutor(Executor):
                 self._running += 1
             try:
                 self.run(execution)
-            except BaseException:
+            except BaseException as error:
                 log.exception("%s was stopped; this worker goes on", execution)
+                self._give_up(execution, error)
             with self.lock:
                 self._running -= 1
                 self._work.notify_all()
                 self.ended.notify_all()
+
+    def _give_up(self, execution: Execution, error: BaseException) -> None:
+        """What it did could not be recorded, so it never ends: whoever waits for it is told instead of waiting for ever."""
+        with self.lock:
+            for ticket in execution.context.tickets:
+                if not (ticket.done or ticket.stopped):
+                    ticket.stop(error if isinstance(error, TidegateError) else _unrecorded(execution, error))
 
     def wake(self) -> None:
         with self.lock:
@@ -98,3 +107,10 @@ class ThreadExecutor(Executor):
             self._work.notify_all()
         for thread in self._threads:
             thread.join()
+
+
+def _unrecorded(execution: Execution, error: BaseException) -> CorruptionError:
+    return CorruptionError(
+        f"{execution} ran, but how it ended could not be recorded: {type(error).__name__}: {text_of(error)}. This is a fault in "
+        f"tidegate, please report it with this text; open the app again to go on"
+    )

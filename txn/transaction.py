@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from tidegate.errors import Aborted, AccessError, DataError, DeadlineExceeded
+from tidegate.errors import Aborted, AccessError, DataError, DeadlineExceeded, text_of
 from tidegate.storage.schema import Relation, Row
 from tidegate.storage.view import View
 from tidegate.streams.batch import Batch
@@ -216,8 +216,8 @@ class Transaction(View):
     def abort(self, reason: str) -> NoReturn:
         """Undo everything this transaction (and its nested transaction) did. The batch counts as processed."""
         raise Aborted(
-            f"{self.procedure} aborted at position {describe(self.position)}: {reason}",
+            f"{self.procedure} aborted at position {describe(self.position)}: {text_of(reason)}",
             procedure=self.procedure,
-            reason=str(reason),
+            reason=reason,
             position=self.position,
         )

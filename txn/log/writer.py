@@ -7,7 +7,8 @@
 an acknowledgement makes it sync at once. ``"always"``: every append is synced before anything else happens.
 ``"off"``: written in the background, never synced: for data that can be lost.
 
-A failed sync is final: nobody knows what is on disk, so the writer refuses everything after it. A full disk is not:
+A failed sync is final: nobody knows what is on disk, so the writer refuses everything after it. So is a record that can't
+be made into bytes: what it says has happened, and the log would go on without it. A full disk is not:
 the buffer is kept, new work is refused with DiskFull, and the next write that succeeds lifts the refusal. What was
 appended meanwhile stays appended (it has happened in memory); nobody is told that it is on disk before it is.
 """
@@ -22,7 +23,7 @@ from contextlib import contextmanager
 from typing import Literal
 
 from tidegate.crashpoints import crash_point
-from tidegate.errors import DiskFull, LogFailed
+from tidegate.errors import DiskFull, LogFailed, text_of
 from tidegate.txn.log.files import AppendFile, Files
 from tidegate.txn.log.record import Mark, Record, Segment, encode
 
@@ -82,7 +83,11 @@ class LogWriter:
         """Put a record into the log; returns the LSN to wait for. With ``"always"`` it is on disk already, unless the
         disk is full: the record then stays in the buffer, to be written before anything else.
         """
-        frame = encode(record)
+        try:
+            frame = encode(record)
+        except Exception as error:
+            with self._telling():
+                raise self._fail(error) from error
         with self._guard:
             if self.failed is not None:
                 raise self._refusal()
@@ -187,7 +192,7 @@ class LogWriter:
             raise self._fail(error) from error
         self.syncs += 1
 
-    def _fail(self, error: OSError) -> LogFailed:
+    def _fail(self, error: Exception) -> LogFailed:
         self.failed = error
         return self._refusal()
 
@@ -258,9 +263,15 @@ class LogWriter:
             before.close()
 
     def _refusal(self) -> LogFailed:
+        if isinstance(self.failed, OSError):
+            return LogFailed(
+                f"the log could not be synced to disk ({self.failed}); nobody knows what is on disk, so the engine stops "
+                f"here. Check the disk, then open the app again: recovery keeps everything acknowledged"
+            )
         return LogFailed(
-            f"the log could not be synced to disk ({self.failed}); nobody knows what is on disk, so the engine stops here. "
-            f"Check the disk, then open the app again: recovery keeps everything acknowledged"
+            f"a record can't be written to the log ({type(self.failed).__name__}: {text_of(self.failed)}), so the engine stops "
+            f"here rather than go on without it. This is a fault in tidegate, please report it with this text; open the app "
+            f"again: recovery keeps everything acknowledged"
         )
 
     def close(self) -> None:
