@@ -232,7 +232,7 @@ def test_records_of_a_source_that_are_no_unicode_are_put_aside(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("source", "offset"),
     [(HALF, 1), ("", 1), ("s", HALF), ("s", 2**70), ("s", object()), ("s", {"a": [HALF]})],
-    ids=repr,
+    ids=["source", "no source", "text", "large", "object", "nested"],
 )
 def test_a_source_or_offset_that_can_t_be_written_is_refused_with_nothing_accepted(
     tmp_path: Path, way: str, source: str, offset: Any
