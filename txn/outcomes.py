@@ -79,7 +79,12 @@ class Repeats:
         self.running = False
 
     def committed(self, txn: Transaction) -> None:
-        self.ended(txn, "committed", "")
+        if self.running:
+            expected = self.expected
+            if expected and expected[0].position == txn.position and expected[0].outcome == "committed":
+                expected.popleft()
+            else:
+                self.ended(txn, "committed", "")
 
     def ended(self, txn: Transaction, outcome: str, reason: str, parked: Iterable[int] = ()) -> None:
         if self.running:

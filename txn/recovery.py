@@ -203,9 +203,11 @@ class Replay:
         if not isinstance(self.outcomes, Repeats):
             return not self._held
         found: list[Executed] = []
-        while isinstance(self._next, Executed) and self._next.outcome in REPEATED:
-            found.append(self._next)
-            self._advance()
+        record, peeked, records = self._next, self._peeked, self._records
+        while isinstance(record, Executed) and record.outcome in REPEATED:
+            found.append(record)
+            record = peeked.popleft() if peeked else next(records, None)
+        self._next = record
         if found and sequence_of(found[-1].position) == last and isinstance(self._next, (Pushed, Fed, Called)):
             self.outcomes.expected.extend(found)
             self._executions += len(found)

@@ -84,19 +84,23 @@ class LogReader:
 
         Rows of chunks are left as bytes. ``reached(lsn)`` is called now and then.
         """
-        header, length, crc32 = HEADER.unpack_from, HEADER.size, zlib.crc32
+        header, length, crc32, start = HEADER.unpack_from, HEADER.size, zlib.crc32, self._start
         for name, begin, _ in self._segments():
             data = self._files.read(name)
-            offset, told = 0, 0
-            while offset < len(data):
+            total, offset, told = len(data), 0, 0
+            while offset < total:
                 size, crc = header(data, offset)
-                body = data[offset + length : offset + length + size]
+                end = offset + length + size
+                body = data[offset + length : end]
                 if crc32(body) != crc:
                     raise self._damaged(name, offset, begin + offset)
-                record = _decoded(body, name, begin + offset, decode_raw)
-                if begin + offset >= self._start and type(record) not in UNAPPLIED:
+                try:
+                    record = decode_raw(body)
+                except msgspec.MsgspecError:
+                    raise _unknown(name, begin + offset) from None
+                if begin + offset >= start and type(record) not in UNAPPLIED:
                     yield record
-                offset += length + size
+                offset = end
                 if offset - told > TOLD_EVERY:
                     told = offset
                     reached(begin + offset)
@@ -139,17 +143,17 @@ class LogReader:
             if kind is None:
                 raise _unknown(name, lsn)
             offset += length + size
-            self.end = begin + offset
+            self.end = end = begin + offset
             if kind is Segment:
-                segment = self._check_format(name, Entry(lsn, self.end, kind, body, name).record)
+                segment = self._check_format(name, _decoded(body, name, lsn))
                 if self._survey:
                     wanted = BEFORE_A_REPLAY.get(segment.mode, CHECKPOINTS)
             elif lsn >= self._start:
                 if kind not in UNAPPLIED:
                     applied = lsn
                 if kind in wanted:
-                    yield Entry(lsn, self.end, kind, body, name)
-            lsn = self.end
+                    yield Entry(lsn, end, kind, body, name)
+            lsn = end
         if not data and not last:
             raise self._damaged(name, 0, begin)
         if applied >= 0 and self.segment is not None:
@@ -181,7 +185,7 @@ class LogReader:
         return segment
 
 
-def _decoded(body: bytes, name: str, lsn: int, decode: Callable[[bytes], Any_] = decode) -> Any_:
+def _decoded(body: bytes, name: str, lsn: int) -> Any_:
     try:
         return decode(body)
     except msgspec.MsgspecError:

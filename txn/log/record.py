@@ -15,6 +15,7 @@ from __future__ import annotations
 import datetime as dt
 import struct
 import zlib
+from collections.abc import Callable
 from typing import Any, get_args
 
 import msgspec
@@ -164,15 +165,16 @@ def decode(body: bytes) -> Any_:
     return record
 
 
-def decode_raw(body: bytes) -> Any_:
-    """The same, with the rows of a chunk left as bytes."""
-    record: Any_ = _raw_decoder.decode(body)
-    return record
+decode_raw: Callable[[bytes], Any_] = _raw_decoder.decode
+"""The same, with the rows of a chunk left as bytes."""
+
+
+_KIND_OF = {bytes([0x90 | width, tag]): kind for tag, kind in KINDS.items() for width in range(1, 16)}
 
 
 def kind_of(body: bytes) -> type[Record] | None:
     """The kind of a record, without decoding it: all are short arrays that begin with a small number."""
-    return KINDS.get(body[1]) if len(body) > 1 and body[0] & 0xF0 == 0x90 else None
+    return _KIND_OF.get(body[:2])
 
 
 EPOCH = dt.datetime(1970, 1, 1)
