@@ -21,6 +21,7 @@ from tidegate.errors import TidegateError, text_of
 from tidegate.sources import check_name
 from tidegate.storage.codec import from_json, to_json
 from tidegate.streams.batch import Batch
+from tidegate.streams.emitted import Blocks, Chain
 from tidegate.txn.log.record import Delivered, Subscribed, from_us, to_us
 from tidegate.txn.transaction import Transaction
 
@@ -36,13 +37,17 @@ class DurableSubscription:
 
     ``get`` hands out each batch once per opening of the engine; ``ack`` says that it never needs to be
     handed out again. ``begun``: False while that of a changelog waits for its snapshot, see :mod:`tidegate.changelog`.
+    ``told``: a fingerprint of all it got, where the stream itself has none (a changelog is made for its followers).
     """
 
-    def __init__(self, outbox: Outbox, name: str, stream: str, begun: bool = True) -> None:
+    def __init__(
+        self, outbox: Outbox, name: str, stream: str, begun: bool = True, told: Chain | Blocks | None = None
+    ) -> None:
         self._outbox = outbox
         self.name = name
         self.stream = stream
         self.begun = begun
+        self.told = told
         self.asked = False  # for its snapshot, since the engine was opened
         self.notice: Callable[[], None] = lambda: None  # called after a batch has come
         # not acknowledged, oldest first; ordered, because taking the first of a dict that lost many gets slow
@@ -57,6 +62,8 @@ class DurableSubscription:
             with self._arrived:
                 self.waiting[batch.key, batch.id] = batch
                 self._arrived.notify_all()
+            if self.told is not None:
+                self.told.add(position, batch)
             self.notice()
 
     def begin(self, snapshot: Iterable[Batch]) -> None:
@@ -207,9 +214,18 @@ class Outbox:
             delivery.close()
 
     def _add(self, name: str, stream: str, begun: bool = True) -> DurableSubscription:
-        subscription = self.subscriptions[name] = DurableSubscription(self, name, stream, begun)
+        subscription = self.subscriptions[name] = DurableSubscription(
+            self, name, stream, begun, self._fingerprint(stream)
+        )
         self._engine.runtime.listeners.setdefault(stream, []).append(subscription.receive)
         return subscription
+
+    def _fingerprint(self, stream: str) -> Chain | Blocks | None:
+        """For all that a follower of a changelog gets; that of a table with partitions is keyed by them."""
+        table = self._engine.app.streams[stream].changelog_of
+        if table is None or self._engine.directory is None:
+            return None
+        return Blocks() if self._engine.app.tables[table].partition_by else Chain()
 
     def _drop(self, name: str) -> None:
         subscription = self.subscriptions.pop(name)
@@ -299,16 +315,22 @@ class Outbox:
                     for (key, i), batch in s.waiting.items()
                 ],
                 s.begun,
+                None if s.told is None else s.told.save(),
             ]
             for s in self.subscriptions.values()
         ]
 
     def restore(self, saved: list[Any]) -> None:
-        for name, stream, waiting, *begun in saved:  # one saved before there were snapshots has begun
+        for name, stream, waiting, *more in saved:  # older ones are shorter: before there were snapshots, all had begun
             if stream not in self._engine.app.streams:
                 continue
+            begun, told = more[0] if more else True, more[1] if len(more) > 1 else None
             relation = self._engine.app.streams[stream].relation
-            subscription = self._add(name, stream, all(begun))
+            subscription = self._add(name, stream, begun)
+            if subscription.told is not None and told is not None:
+                subscription.told.restore(told)
+            else:
+                subscription.told = None  # not kept from the beginning
             for key, batch_id, rows in waiting:
                 batch = Batch(relation, batch_id, [relation.row._make(from_json(row)) for row in rows], from_json(key))
                 subscription.waiting[batch.key, batch_id] = batch

@@ -207,3 +207,64 @@ def test_a_replay_leaves_the_collector_as_it_was(tmp_path: Path) -> None:
     with tidegate.open(make_numbers(), tmp_path / "d") as engine:
         assert engine.recovery.replayed == {"batches": 3}
         assert gc.get_threshold() == before
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("partitioned", [False, True])
+def test_what_followers_of_a_changelog_got_is_compared(mode: str, partitioned: bool, tmp_path: Path) -> None:
+    """Also what they have long acknowledged; tables that are the same in the end do not hide it."""
+
+    def make() -> App:
+        app = App("counts", recovery=mode)
+        split = {"partition_by": "k"} if partitioned else {}
+        app.table("CREATE TABLE counts (k INTEGER PRIMARY KEY, n BIGINT NOT NULL)", changelog=True, **split)
+        app.stream("numbers", "k INTEGER NOT NULL, n BIGINT NOT NULL", border=True)
+
+        @app.procedure(inputs="numbers", writes=["counts"])
+        def keep(txn: Transaction, numbers: Batch) -> None:
+            for row in numbers:
+                txn.upsert("counts", (row.k, row.n + next(detour) if row.n == 13 else row.n))
+
+        return app
+
+    detour = itertools.chain([7], itertools.repeat(0))
+    with tidegate.open(make(), tmp_path / "d") as engine:
+        follower = engine.subscribe_durably("counts_changes", "follower")
+        for n in range(1, 21):
+            engine.push("numbers", [(n % 3, n), (n % 3 + 1, n)])
+            if n == 15:
+                engine.checkpoint()
+        follower.ack(list(follower))
+    with tidegate.open(make(), tmp_path / "d") as engine:  # goes on from the fingerprint of the checkpoint
+        engine.push("numbers", [(1, 21)])
+        engine.outbox.subscriptions["follower"].ack(list(engine.outbox.subscriptions["follower"]))
+    found = verify(make(), tmp_path / "d")
+    assert found.changelogs == {"follower": 41 if partitioned else 21}
+    if mode == "effects":
+        assert found.differences == []
+    else:
+        (told,) = found.differences
+        assert told.startswith("changelog counts_changes for 'follower': ")
+        assert "differs" in told
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_it_says_what_it_proves(mode: Any, tmp_path: Path) -> None:
+    """In mode effects a changed procedure makes no difference, and is named all the same."""
+    echoed(make_echo(recovery=mode), tmp_path / "d", 3)
+
+    def changed() -> App:
+        app = App("echo", recovery=mode)
+        app.stream("numbers", "k INTEGER NOT NULL, n BIGINT NOT NULL", border=True)
+        app.stream("echoes", "k INTEGER, n BIGINT")
+
+        @app.procedure(inputs="numbers", outputs="echoes")
+        def echo(txn: Transaction, numbers: Batch) -> None:
+            txn.emit("echoes", k=0, n=0)
+
+        return app
+
+    found = verify(changed(), tmp_path / "d", accept_changed=True)
+    assert found.changed == ["echo"]
+    assert found.same == (mode == "effects")
+    assert ("no procedure ran again" in found.proof) == (mode == "effects")
