@@ -4,6 +4,8 @@ A backup is itself a directory that can be opened: a copy of the base, and the l
 name and renamed when it is whole and on disk. From inside a running engine the base is copied as it is; from outside,
 where a running engine's base can't be read, the newest generation stands for it (or nothing, while the log goes back to
 the beginning): segments and generations never change once written, so copying them disturbs nobody.
+
+Restoring is copying it back, or opening it where it is; :func:`restore` looks first whether its log is whole.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from tidegate.directory import Directory, generation
 from tidegate.errors import DirectoryInUse, TidegateError
 from tidegate.storage.generations import copy_base
 from tidegate.txn.log.files import OsFiles, sync_directory, sync_file
+from tidegate.txn.log.reader import LogReader
 
 if TYPE_CHECKING:
     from tidegate.engine import Engine
@@ -40,6 +43,22 @@ def backup_directory(path: Path, target: Path) -> None:
     """Copy a directory from outside, whether a process has it open or not."""
     if not (path / "log").is_dir():
         raise TidegateError(f"{path} has no log; give the directory an engine was opened with", path=path)
+    try:
+        _copy_directory(path, target)
+    except OSError as error:
+        raise TidegateError(f"{path} can't be copied to {target}: {error}", path=path) from error
+
+
+def restore(backup: Path, target: Path) -> None:
+    """Copy a backup to where an engine is to be opened, having checked every record of its log."""
+    if not (backup / "log").is_dir():
+        raise TidegateError(f"{backup} has no log: it is no backup of an engine's directory", path=backup)
+    for _ in LogReader(OsFiles(backup / "log"), survey=True):
+        pass
+    backup_directory(backup, target)
+
+
+def _copy_directory(path: Path, target: Path) -> None:
     try:
         directory = Directory(path)
     except DirectoryInUse:
@@ -78,8 +97,8 @@ def _backup_running(path: Path, target: Path, tries: int = 10) -> None:
 
 
 def _begin(target: Path) -> Path:
-    if target.exists() and any(target.iterdir()):
-        raise TidegateError(f"{target} is there already and not empty; a backup goes to a new place", path=target)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise TidegateError(f"{target} is there already and not empty; a copy goes to a new place", path=target)
     partial = target.with_name(target.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     (partial / "log").mkdir(parents=True)

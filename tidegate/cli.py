@@ -321,17 +321,37 @@ def backup(
     target: Annotated[Path, typer.Argument(help="A new directory.")],
     as_json: Json = False,
 ) -> None:
-    """Copy an engine's directory, running or not. To restore, open the copy (or copy it back).
+    """Copy an engine's directory, running or not. The copy can be opened where it is; see restore.
 
     Example: tidegate backup data backups/monday
     """
     from tidegate.backup import backup_directory
 
     backup_directory(directory, target)
+    _copied(directory, target, as_json)
+
+
+@app.command()
+def restore(
+    backup: Annotated[Path, typer.Argument(help="What tidegate backup wrote.")],
+    target: Annotated[Path, typer.Argument(help="A new directory, to open the engine in.")],
+    as_json: Json = False,
+) -> None:
+    """Copy a backup to where the engine is to be opened, having checked that its log is whole. tidegate verify checks the rest.
+
+    Example: tidegate restore backups/monday data
+    """
+    from tidegate.backup import restore as run
+
+    run(backup, target)
+    _copied(backup, target, as_json)
+
+
+def _copied(source: Path, target: Path, as_json: bool) -> None:
     if as_json:
-        _print({"directory": str(directory), "target": str(target)}, as_json)
+        _print({"directory": str(source), "target": str(target)}, as_json)
     else:
-        console.print(f"{directory} copied to {target}")
+        console.print(f"{source} copied to {target}")
 
 
 @app.command("crash-test")

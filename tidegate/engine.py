@@ -26,7 +26,7 @@ from tidegate.ingestion import Ingestion, close_ingestions, ingest
 from tidegate.intake import Intake
 from tidegate.journal import Journal
 from tidegate.merger import Merger
-from tidegate.opening import Progress, begin_log, recover
+from tidegate.opening import Progress, begin_log, keep_a_generation, recover
 from tidegate.outbox import DurableSubscription, Outbox
 from tidegate.punctuation import punctuation_rows
 from tidegate.result import Result
@@ -150,6 +150,8 @@ class Engine:
         if self.config.tune_process:
             self._untune = process.tune()
         self.executor.wake()
+        if opened is not None:
+            keep_a_generation(self, opened)
 
     def _open_database(self, path: Path | None) -> Database:
         return Database(self.app.tables.values(), path, self.config.cached_rows)

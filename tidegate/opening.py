@@ -146,3 +146,13 @@ def begin_log(engine: Engine, opened: Opened, merges: int) -> Durability:
     for record in engine.recovery.unlogged:
         durable.append(record)
     return durable
+
+
+def keep_a_generation(engine: Engine, opened: Opened) -> None:
+    """The mode has changed since the log was written: keep a copy of the base now, so that a damaged one can be rebuilt from
+    it. The log before it can't be replayed together with what comes.
+    """
+    assert engine.directory is not None
+    newest = max((generation.lsn for generation in engine.directory.generations()), default=0)
+    if any(segment.mode != engine.app.recovery and last >= newest for segment, last in opened.segments):
+        engine.merger.merge(generation=True)

@@ -26,7 +26,7 @@ from tidegate.dataflows.app import App
 from tidegate.directory import Directory
 from tidegate.durability import code_hashes
 from tidegate.engine import Engine
-from tidegate.errors import TidegateError
+from tidegate.errors import RecoveryRefused, TidegateError
 from tidegate.opening import Progress
 from tidegate.outbox import Outbox
 from tidegate.streams.emitted import Emitted
@@ -78,15 +78,36 @@ def verify(
             config = Config()
             with (
                 Engine(app, stored, config, SystemClock(), accept_changed) as left,
-                Engine(app, again, config, SystemClock(), True, progress) as right,
+                _from_the_log(app, again, config, progress) as right,
             ):
                 found = _compared(left, right)
                 found.since = since
                 found.changed = _changed(app, directory)
-                found.proof = PROOFS[app.recovery]
+                found.proof = _proof(app, found)
                 return found
     finally:
         directory.close()
+
+
+def _from_the_log(app: App, path: Path, config: Config, progress: Progress) -> Engine:
+    try:
+        return Engine(app, path, config, SystemClock(), True, progress)
+    except RecoveryRefused as error:
+        raise RecoveryRefused(
+            f"{error}. (Verifying runs all of the log again, also what was merged long ago: it takes an app that could have "
+            f"written it.)"
+        ) from error
+
+
+def _proof(app: App, found: Verification) -> str:
+    if found.differences:
+        return "nothing: there are differences"
+    if not found.changed or app.recovery == "effects":
+        return PROOFS[app.recovery]
+    return (
+        f"{PROOFS[app.recovery]}. But {', '.join(found.changed)} changed since the log was written: what had not been merged "
+        f"before was run by the new code on both sides"
+    )
 
 
 @contextmanager

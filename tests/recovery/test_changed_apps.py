@@ -198,3 +198,21 @@ def test_a_stream_whose_columns_changed_is_refused(tmp_path: Path, killed: Kill)
     object.__setattr__(relation, "columns", tuple(reversed(relation.columns)))
     with pytest.raises(RecoveryRefused, match=r"stream vitals was logged with columns"):
         tidegate.open(other, tmp_path)
+
+
+@pytest.mark.parametrize(("before", "after"), [("weak", "strong"), ("strong", "effects"), ("effects", "weak")])
+def test_a_base_that_is_damaged_after_the_mode_has_changed_is_rebuilt(
+    before: Any, after: Any, tmp_path: Path, killed: Kill
+) -> None:
+    """The log in the old mode can't be replayed together with that in the new one: a copy of the base stands between them."""
+    with tidegate.open(make_numbers(before), tmp_path, **SETTINGS) as engine:
+        push(engine, 1, 5)
+    engine = tidegate.open(make_numbers(after), tmp_path, **SETTINGS)
+    assert len(engine.directory.generations()) == 1
+    push(engine, 6, 9)
+    killed(engine)
+    (tmp_path / "base.duckdb").write_bytes(b"no database")
+    with tidegate.open(make_numbers(after), tmp_path, **SETTINGS) as engine:
+        assert len(seen(engine)) == 9
+        assert "rebuilt from generation" in str(engine.recovery)
+        assert len(engine.directory.generations()) == 1

@@ -13,7 +13,7 @@ from recovering import let_go, make_numbers, push
 import tidegate
 from tidegate import App, Batch, Transaction
 from tidegate.backup import backup_directory
-from tidegate.errors import LogDamaged, TidegateError
+from tidegate.errors import LogDamaged, RecoveryRefused, TidegateError
 from tidegate.logview import entries
 from tidegate.verify import verify
 
@@ -248,23 +248,39 @@ def test_what_followers_of_a_changelog_got_is_compared(mode: str, partitioned: b
         assert "differs" in told
 
 
+def changed_echo(mode: Any) -> App:
+    app = App("echo", recovery=mode)
+    app.stream("numbers", "k INTEGER NOT NULL, n BIGINT NOT NULL", border=True)
+    app.stream("echoes", "k INTEGER, n BIGINT")
+
+    @app.procedure(inputs="numbers", outputs="echoes")
+    def echo(txn: Transaction, numbers: Batch) -> None:
+        txn.emit("echoes", k=0, n=0)
+
+    return app
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_it_says_what_it_proves(mode: Any, tmp_path: Path) -> None:
     """In mode effects a changed procedure makes no difference, and is named all the same."""
     echoed(make_echo(recovery=mode), tmp_path / "d", 3)
-
-    def changed() -> App:
-        app = App("echo", recovery=mode)
-        app.stream("numbers", "k INTEGER NOT NULL, n BIGINT NOT NULL", border=True)
-        app.stream("echoes", "k INTEGER, n BIGINT")
-
-        @app.procedure(inputs="numbers", outputs="echoes")
-        def echo(txn: Transaction, numbers: Batch) -> None:
-            txn.emit("echoes", k=0, n=0)
-
-        return app
-
-    found = verify(changed(), tmp_path / "d", accept_changed=True)
+    found = verify(changed_echo(mode), tmp_path / "d", accept_changed=True)
     assert found.changed == ["echo"]
     assert found.same == (mode == "effects")
-    assert ("no procedure ran again" in found.proof) == (mode == "effects")
+    assert found.proof.partition(":")[0] == ("no procedure ran again" if mode == "effects" else "nothing")
+
+
+def test_a_procedure_that_changed_before_anything_was_merged_proves_less(tmp_path: Path) -> None:
+    engine = tidegate.open(make_echo(), tmp_path / "d")
+    engine.push("numbers", [(1, 1)]).result()
+    let_go(engine)
+    assert "new code" not in verify(make_echo(), tmp_path / "d").proof
+    found = verify(changed_echo("weak"), tmp_path / "d", accept_changed=True)
+    assert found.same
+    assert "echo changed since the log was written: what had not been merged" in found.proof
+
+
+def test_an_app_that_could_not_have_written_the_log_is_refused(tmp_path: Path) -> None:
+    echoed(make_echo(), tmp_path / "d", 3)
+    with pytest.raises(RecoveryRefused, match="Verifying runs all of the log again"):
+        verify(make_echo(recovery="strong"), tmp_path / "d")
