@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from tidegate.dataflows.definitions import Procedure, check_name
-from tidegate.errors import DeclarationError
+from tidegate.errors import DeclarationError, TidegateError
 from tidegate.streams.windows import WindowSpec, result_relation
 from tidegate.streams.windows.checks import check_columns
 from tidegate.streams.windows.joins import JoinSpec, check_join
@@ -24,6 +24,17 @@ def unknown(where: str, kind: str, name: object, known: Iterable[str]) -> Declar
     close = get_close_matches(str(name), names, n=1)
     hint = f"did you mean {close[0]!r}?" if close else f"declared so far: {', '.join(names) or 'none'}"
     return DeclarationError(f"{where}: there is no {kind} {name!r}; {hint}", name=name)
+
+
+def not_callable(name: str, procedures: Mapping[str, Procedure], oltp: Iterable[str]) -> TidegateError:
+    """The error for a call of what can't be called: a streaming procedure, or none at all."""
+    if name in procedures:
+        return TidegateError(
+            f"{name} is a streaming procedure: it is started by batches on {', '.join(procedures[name].inputs)}; push there "
+            f"instead",
+            procedure=name,
+        )
+    return unknown("call", "procedure", name, oltp)
 
 
 def check_inputs(app: App, procedure: Procedure) -> None:

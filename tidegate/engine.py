@@ -17,7 +17,7 @@ from tidegate.batching import Batcher
 from tidegate.clock import Clock, SystemClock
 from tidegate.config import Config
 from tidegate.dataflows.app import App
-from tidegate.dataflows.validation import unknown
+from tidegate.dataflows.validation import not_callable, unknown
 from tidegate.delivery import Delivery, Sink, start_delivery
 from tidegate.directory import Directory
 from tidegate.durability import Durability, Opened, as_logged
@@ -283,13 +283,7 @@ class Engine:
         name = procedure if isinstance(procedure, str) else procedure.__name__
         unit = self.graph.oltp.get(name)
         if unit is None:
-            if name in self.app.procedures:
-                raise TidegateError(
-                    f"{name} is a streaming procedure: it is started by batches on "
-                    f"{', '.join(self.app.procedures[name].inputs)}; push there instead",
-                    procedure=name,
-                )
-            raise unknown("call", "procedure", name, self.graph.oltp)
+            raise not_callable(name, self.app.procedures, self.graph.oltp)
         program = self.runtime.units[name]
         if self.durable is not None:
             arguments, named = as_logged(name, arguments, named)

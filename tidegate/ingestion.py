@@ -31,6 +31,7 @@ from tidegate.errors import (
     ServerError,
     SourceError,
     TidegateError,
+    text_of,
 )
 from tidegate.ingestion_targets import Target, target_of
 from tidegate.rejects import REJECTED, rejected_row
@@ -228,7 +229,7 @@ class Ingestion:
             self._target.put(REJECTED, rows, source=self.name, offset=position, after=self._position)
             self._position = position
         self.rejected += len(rows)
-        log.warning("%s: %d records rejected; the first: %s", self.name, len(rows), malformed[0].reason)
+        log.warning("%s: %d records rejected; the first: %s", self.name, len(rows), text_of(malformed[0].reason))
 
     def _failed(self, error: BaseException) -> None:
         """After any doubt, the source is opened again at the position that is on disk. A full queue is no doubt."""
