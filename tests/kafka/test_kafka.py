@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from source_apps import keeping, kept, rejected
 
@@ -81,6 +81,31 @@ def test_keys_and_schemas(open_engine: Open, broker: KafkaBroker, topic: Any, wr
         ingestion.pump(10)
     assert kept(other) == [(1, None)]
     assert "id is refused by the JSON Schema: 0 is less than the minimum of 1" in rejected(other)[0][1]
+
+
+def test_what_came_is_handed_out_at_once_and_aborted_records_never(
+    open_engine: Open, broker: KafkaBroker, topic: Any
+) -> None:
+    """One record is not held back for more; the end of a topic is seen past what nobody may read there."""
+    name = topic()
+    producer = Producer({"bootstrap.servers": broker.servers, "transactional.id": name, "log_level": 0})
+    producer.init_transactions(60)
+    for number, end in ((1, producer.commit_transaction), (2, producer.abort_transaction)):
+        producer.begin_transaction()
+        producer.produce(name, json.dumps({"id": number}).encode())
+        producer.flush(60)
+        end(60)
+    engine = open_engine(keeping(COLUMNS))
+    following = engine.ingest("things", KafkaSource(broker.servers, name), "follow")
+    chunk = following.source.poll(1000, 3600.0)  # longer than any test may take
+    assert chunk is not None
+    assert [row.id for row in chunk.rows] == [1]
+    following.close()
+    ingestion = engine.ingest("things", KafkaSource(broker.servers, name, follow=False), "in")
+    while not ingestion.finished:
+        ingestion.pump(3600.0)
+    assert kept(engine) == [(1, None)]
+    assert ingestion.lag is not None
 
 
 def test_mistakes_are_told_at_the_start(open_engine: Open, tmp_path: Path, broker: KafkaBroker, topic: Any) -> None:
