@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -156,6 +157,31 @@ def test_batches_arrive_once_whatever_is_sent_again(
     with pytest.raises(SinkError, match="other rows than the batch delivered"):
         other.send([Batch(batches[0].relation, 1, batches[1].rows, 1)])
     assert len(read(broker.servers, name)) == 6
+
+
+def test_records_that_kafka_can_not_take_are_put_aside(
+    open_engine: Open, tmp_path: Path, broker: KafkaBroker, topic: Any
+) -> None:
+    """Too large for the topic, or no record of the schema: after so many tries the rest goes on, each batch once."""
+    small, strict = topic(config={"max.message.bytes": "2000"}), topic()
+    engine = open_engine(words(), tmp_path / "db")
+    schema = {"properties": {"id": {"type": "integer"}, "word": {"maxLength": 99}}}
+    sinks = [KafkaSink(broker.servers, small, settings={"compression.type": "none"})]
+    sinks += [KafkaSink(broker.servers, strict, values=JsonSchemaValues(schema))]
+    assert [sink.check("words/x", engine.app.streams["words"].relation).split()[-1] for sink in sinks] == ["there"] * 2
+    deliveries = [engine.deliver("words", sink, sink.topic, background=True, tries=2) for sink in sinks]
+    noise = random.Random(5).randbytes(4000).hex()
+    for i, word in enumerate(("a", noise, "b"), 1):
+        engine.push("incoming", [(i, word), (i, "x")])
+    for sink, delivery in zip(sinks, deliveries, strict=True):
+        assert delivery.drain(120), delivery
+        assert (delivery.delivered, delivery.refused) == (2, 1)
+        arrived = [json.loads(value)["word"] for _, value in read(broker.servers, sink.topic)]
+        assert arrived == ["a", "x", "b", "x"]
+    told = [row.error for row in engine.query("SELECT error FROM tidegate.dead_letters ORDER BY procedure").rows]
+    assert len(told) == 2
+    assert any("too large" in error for error in told)
+    assert any("is no record of the schema" in error for error in told)
 
 
 def test_a_broker_that_dies_is_connected_to_again(
