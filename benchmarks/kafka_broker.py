@@ -25,11 +25,11 @@ POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
   </dependency></dependencies>
 </project>
 """
-META = "version=1\nnode.id=1\ncluster.id=dGlkZWdhdGUtdGVzdHMtMQ\ndirectory.id=dGlkZWdhdGUtdGVzdHMtMg\n"
-PROPERTIES = """process.roles=broker,controller
-node.id=1
+META = "version=1\nnode.id={node}\ncluster.id=dGlkZWdhdGUtdGVzdHMtMQ\ndirectory.id=dGlkZWdhdGUtdGVzdHM{node}Mg\n"
+PROPERTIES = """process.roles={roles}
+node.id={node}
 controller.quorum.voters=1@127.0.0.1:{controller}
-listeners=PLAINTEXT://127.0.0.1:{broker},CONTROLLER://127.0.0.1:{controller}
+listeners={listeners}
 controller.listener.names=CONTROLLER
 log.dirs={data}
 offsets.topic.num.partitions=1
@@ -38,6 +38,8 @@ transaction.state.log.num.partitions=1
 transaction.state.log.replication.factor=1
 transaction.state.log.min.isr=1
 group.initial.rebalance.delay.ms=0
+broker.session.timeout.ms=2000
+broker.heartbeat.interval.ms=300
 auto.create.topics.enable=false
 """
 
@@ -67,16 +69,27 @@ def find_jars() -> Path:
 
 
 class KafkaBroker:
-    """One broker that is its own controller."""
+    """One broker that is its own controller; or, ``beside`` such a one, a second broker of its cluster."""
 
-    def __init__(self) -> None:
+    def __init__(self, beside: KafkaBroker | None = None) -> None:
         self._jars = find_jars()
         self.root = Path(tempfile.mkdtemp(prefix="tidegate-kafka-"))
         data = self.root / "data"
         data.mkdir()
-        (data / "meta.properties").write_text(META)
+        self.node = 1 if beside is None else 2
+        (data / "meta.properties").write_text(META.format(node=self.node))
         self._port = _free_port()
-        filled = PROPERTIES.format(broker=self._port, controller=_free_port(), data=data)
+        self._controller: int = _free_port() if beside is None else beside._controller
+        listeners = f"PLAINTEXT://127.0.0.1:{self._port}"
+        if beside is None:
+            listeners += f",CONTROLLER://127.0.0.1:{self._controller}"
+        filled = PROPERTIES.format(
+            roles="broker,controller" if beside is None else "broker",
+            node=self.node,
+            controller=self._controller,
+            listeners=listeners,
+            data=data,
+        )
         (self.root / "server.properties").write_text(filled)
         self._process: subprocess.Popen[bytes] | None = None
         self.start()

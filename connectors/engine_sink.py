@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tidegate.errors import SinkError, TidegateError
+from tidegate.errors import DataError, SinkError, SinkRefused, TidegateError
 from tidegate.storage.schema import Relation
 from tidegate.streams.batch import Batch
 
@@ -49,7 +49,8 @@ class EngineSink:
             if durable is not None:
                 durable.sync()
         except TidegateError as error:
-            raise SinkError(f"{self.stream} did not take {batches[0]!r}: {error}", stream=batches[0].stream) from error
+            kind = SinkRefused if isinstance(error, DataError) else SinkError
+            raise kind(f"{self.stream} did not take {batches[0]!r}: {error}", stream=batches[0].stream) from error
 
     def close(self) -> None:
         pass

@@ -52,13 +52,7 @@ class FileSink:
 
     def open(self, name: str, relation: Relation) -> None:
         """Make the directory, and remove what an earlier process left half-written."""
-        if missing := [column for column in self.partition_by if column not in relation.index_of]:
-            raise SinkError(
-                f"FileSink(partition_by=…): stream {relation.name} has no column {', '.join(missing)}; it has "
-                f"{', '.join(relation.column_names)}",
-                sink=name,
-                stream=relation.name,
-            )
+        self._check_fit(name, relation)
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             for left in self.directory.rglob(f".{relation.name}-*.tmp"):
@@ -66,6 +60,24 @@ class FileSink:
             _sync(self.directory.parent)
         except OSError as error:
             raise self._refused(relation.name, error) from error
+
+    def check(self, name: str, relation: Relation) -> str:
+        """Would :meth:`open` do? Makes and removes nothing."""
+        self._check_fit(name, relation)
+        there = next(place for place in (self.directory, *self.directory.absolute().parents) if place.exists())
+        if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+            what = "a file" if not there.is_dir() else "a directory that we may not write to"
+            raise SinkError(f"can't deliver {relation.name} to {self.directory}: {there} is {what}", sink=name)
+        return f"directory {self.directory} {'is there' if there == self.directory else 'will be made'}"
+
+    def _check_fit(self, name: str, relation: Relation) -> None:
+        if missing := [column for column in self.partition_by if column not in relation.index_of]:
+            raise SinkError(
+                f"FileSink(partition_by=…): stream {relation.name} has no column {', '.join(missing)}; it has "
+                f"{', '.join(relation.column_names)}",
+                sink=name,
+                stream=relation.name,
+            )
 
     def path_of(self, batch: Batch) -> Path:
         """Where the batch goes; with partitions, where one of its parts goes."""

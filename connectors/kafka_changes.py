@@ -7,7 +7,7 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from tidegate.connectors.kafka_offsets import first_and_end
+from tidegate.connectors.kafka_offsets import described, first_and_end
 from tidegate.errors import SourceError
 
 WAIT_S = 30.0
@@ -32,7 +32,7 @@ def changes_in_topic(
         }
     )
     try:
-        found = consumer.list_topics(topic, timeout=WAIT_S).topics[topic]
+        found = described(consumer, topic, WAIT_S)
         if found.error is not None:
             raise SourceError(f"topic {topic} at {servers}: {found.error.str()}", fatal=True)
         left = set(found.partitions)

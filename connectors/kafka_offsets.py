@@ -1,12 +1,18 @@
-"""Which offsets a partition has: what source, sink and rebuild ask before they read. Needs ``tidegate[kafka]``."""
+"""Which partitions and offsets a topic has: what source, sink and rebuild ask before they read. Needs ``tidegate[kafka]``.
+
+A topic that was made a moment ago is not known to every broker yet, and one whose leader has changed or has just come back
+is asked for in the wrong place. That passes, so it is asked for again.
+"""
 
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 PAUSE_S = 0.1
+SPREAD_S = 1.0  # until a topic that was made is known everywhere; as long, a wrong name is asked for in vain
 SETTLING = (
     KafkaError.NOT_LEADER_FOR_PARTITION,
     KafkaError.LEADER_NOT_AVAILABLE,
@@ -15,11 +21,20 @@ SETTLING = (
 )
 
 
+def described(consumer: Consumer, topic: str, timeout_s: float) -> Any:
+    """A topic as the brokers describe it, its ``error`` included."""
+    until = time.monotonic() + SPREAD_S
+    while True:
+        found = consumer.list_topics(topic, timeout=timeout_s).topics[topic]
+        if found.error is None or found.error.code() not in SETTLING or time.monotonic() > until:
+            return found
+        time.sleep(PAUSE_S)
+
+
 def first_and_end(consumer: Consumer, place: TopicPartition, timeout_s: float) -> tuple[int, int]:
     """The first offset that a partition still has, and the one behind its last.
 
-    A topic that was made a moment ago, or whose broker has just come back, has no leader yet: that passes, so it is asked
-    again for ``timeout_s`` seconds. No answer is an error, never an empty partition.
+    While it has no leader it is asked again, for ``timeout_s`` seconds. No answer is an error, never an empty partition.
     """
     until = time.monotonic() + timeout_s
     while True:

@@ -22,7 +22,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from tidegate.connectors.kafka_offsets import first_and_end
 from tidegate.connectors.plain import key_text, plain, short_digest, stable_text
 from tidegate.connectors.values import JsonValues, Values
-from tidegate.errors import SinkError
+from tidegate.errors import SinkError, SinkRefused
 from tidegate.storage.schema import Relation
 from tidegate.streams.batch import Batch
 from tidegate.streams.border import digest
@@ -32,6 +32,12 @@ log = logging.getLogger("tidegate")
 
 REQUEST_S = 15.0
 HEADER = "tidegate-batch"
+UNWANTED = (
+    KafkaError.MSG_SIZE_TOO_LARGE,
+    KafkaError.INVALID_MSG_SIZE,
+    KafkaError.INVALID_RECORD,
+    KafkaError.RECORD_LIST_TOO_LARGE,
+)  # about these records; other errors are about the brokers, or what we may do there
 STEP = 20  # records of the cursor topic looked at from its end, more and more
 
 
@@ -71,37 +77,52 @@ class KafkaSink:
         self._producer: Producer | None = None
         self._cursor: dict[tuple[str, int], str] = {}  # (key, batch-id) -> digest, of the last send
         self._fenced: str | None = None
+        self._failures: list[KafkaError] = []  # of records of the transaction that is open
 
     # ---- getting ready
 
     def open(self, name: str, relation: Relation) -> None:
-        self.name = name
+        self._check_fit(name, relation)
         self._wire = RowWire(relation)
-        self._names = relation.column_names
+        self._identity = f"tidegate-{name}-{self.topic}"  # one producer at a time for an app's delivery to a topic
+        try:
+            self._make_topics()
+            self._register()
+        except KafkaException as error:
+            raise self._unusable(relation.name, error) from error
+
+    def check(self, name: str, relation: Relation) -> str:
+        """Would :meth:`open` do, as far as can be told without becoming the producer? Makes and fences nothing."""
+        self._check_fit(name, relation)
+        try:
+            there = AdminClient({**self._settings, "logger": log}).list_topics(timeout=REQUEST_S).topics
+        except KafkaException as error:
+            raise self._unusable(relation.name, error) from error
+        return f"topic {self.topic} {'is there' if self.topic in there else 'will be made'}"
+
+    def _check_fit(self, name: str, relation: Relation) -> None:
+        self.name = name
+        self._cursor_topic = _cursor_topic(name, self.topic)
         wanted = ("row_key", "after") if self._changelog else (self._key,) if self._key else ()
         missing = [column for column in wanted if column not in relation.index_of]
         fields = self._values.fields()
         strangers = [] if fields is None or self._changelog else [f for f in fields if f not in relation.index_of]
         if missing or strangers:
             raise SinkError(
-                f"KafkaSink for stream {relation.name} ({', '.join(self._names)}): it has no column "
+                f"KafkaSink for stream {relation.name} ({', '.join(relation.column_names)}): it has no column "
                 f"{', '.join([*missing, *strangers])}, which "
                 f"{'a changelog has' if self._changelog else 'key= or the schema names'}",
                 sink=name,
                 stream=relation.name,
             )
-        self._identity = f"tidegate-{name}-{self.topic}"  # one producer at a time for an app's delivery to a topic
-        self._cursor_topic = _cursor_topic(name, self.topic)
-        try:
-            self._make_topics()
-            self._register()
-        except KafkaException as error:
-            raise SinkError(
-                f"can't deliver {relation.name} to topic {self.topic} at {self.servers}: {error.args[0].str()}. Check the "
-                f"address, that the brokers are up, and that we may create topics and use transactions there",
-                sink=name,
-                stream=relation.name,
-            ) from error
+
+    def _unusable(self, stream: str, error: KafkaException) -> SinkError:
+        return SinkError(
+            f"can't deliver {stream} to topic {self.topic} at {self.servers}: {error.args[0].str()}. Check the "
+            f"address, that the brokers are up, and that we may create topics and use transactions there",
+            sink=self.name,
+            stream=stream,
+        )
 
     def _make_topics(self) -> None:
         admin = AdminClient({**self._settings, "logger": log})
@@ -128,11 +149,18 @@ class KafkaSink:
                 "transaction.timeout.ms": 60_000,
                 "linger.ms": 5,
                 "compression.type": "lz4",
+                "delivery.report.only.error": True,
+                "on_delivery": self._on_failure,
                 "logger": log,
             }
         )
         self._producer.init_transactions(REQUEST_S)
         self._cursor = self._read_cursor()
+
+    def _on_failure(self, error: KafkaError | None, _: Any) -> None:
+        """A record was not taken. What the commit then says is only that some were not."""
+        if error is not None:
+            self._failures.append(error)
 
     def _read_cursor(self) -> dict[tuple[str, int], str]:
         """The batches of the last send that was committed: the last record of the cursor topic that readers may see."""
@@ -201,7 +229,7 @@ class KafkaSink:
                     f"of the two engines, or deliver under another name"
                 )
                 raise SinkError(self._fenced, sink=self.name, stream=batches[0].stream) from error
-            raise self._refused(batches[0].stream, error.args[0]) from error
+            raise self._refused(batches[0].stream, (*self._failures, error.args[0])[0]) from error
 
     def _deliver(self, batches: Sequence[Batch]) -> None:
         """Everything that makes it exactly once happens here, in one transaction."""
@@ -211,6 +239,7 @@ class KafkaSink:
             return
         producer = self._producer
         assert producer is not None
+        self._failures.clear()
         producer.begin_transaction()
         try:
             for batch in fresh:
@@ -245,7 +274,7 @@ class KafkaSink:
             else:
                 chosen = record[self._key] if self._key else batch.key
                 key = None if chosen is None else str(plain(chosen)).encode()
-                value = self._values.encode(record)
+                value = self._encoded(record, batch)
             while True:
                 try:
                     producer.produce(self.topic, value, key=key, headers=headers)
@@ -254,10 +283,22 @@ class KafkaSink:
                     producer.poll(0.1)
         producer.poll(0)
 
+    def _encoded(self, record: Mapping[str, Any], batch: Batch) -> bytes:
+        try:
+            return self._values.encode(record)
+        except Exception as error:  # each library has its own
+            raise SinkRefused(
+                f"a row of {batch!r} is no record of the schema for topic {self.topic}: {type(error).__name__} {error}. It was "
+                f"{dict(record)!r}",
+                sink=self.name,
+                stream=batch.stream,
+                batch_id=batch.id,
+            ) from error
+
     def _refused(self, stream: str, error: Any) -> SinkError:
-        return SinkError(
+        return (SinkRefused if error.code() in UNWANTED else SinkError)(
             f"{self.servers} did not take a batch of {stream} for topic {self.topic}: {error.str()}. Check that the brokers are "
-            f"up; the batch is kept and sent again",
+            f"up, and that the topic takes such records; the batch is kept and sent again",
             sink=self.name,
             stream=stream,
         )

@@ -11,9 +11,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from tidegate.connectors.kafka_offsets import first_and_end
+from tidegate.connectors.kafka_offsets import described, first_and_end
 from tidegate.connectors.reading import UNREADABLE, RowReader, from_text, reason, shown
 from tidegate.connectors.values import JsonValues, Values
 from tidegate.errors import SourceError
@@ -23,6 +23,8 @@ from tidegate.storage.schema import Relation, Row
 log = logging.getLogger("tidegate")
 
 REQUEST_S = 10.0
+SHORTEST_POLL_S = 0.05  # the client reports by itself only while it is polled
+MOST_AT_ONCE = 1_000_000  # that librdkafka hands out
 OVERSIGHT_S = 5.0  # how often offsets are shown to the group, and new partitions looked for
 
 
@@ -60,7 +62,8 @@ class KafkaSource:
         self._options = (fields, ignore_unknown)
         self._consumer: Consumer | None = None
         self._at: dict[str, int] = {}
-        self._ends: dict[str, int] = {}
+        self._ends: dict[str, int] = {}  # of every partition when it was opened, to be finished there
+        self._seen: dict[str, int] = {}  # how far a partition was seen to have nothing more
         self._down: KafkaError | None = None
         self._overseen = 0.0
 
@@ -81,6 +84,7 @@ class KafkaSource:
         self._name = name
         self.finished = False
         self._down = None
+        self._seen = {}
         self._reader = RowReader(relation, *self._options)
         if self._key is not None and self._key not in relation.index_of:
             raise SourceError(
@@ -106,6 +110,7 @@ class KafkaSource:
                 "logger": log,
                 "socket.connection.setup.timeout.ms": 5_000,
                 "fetch.wait.max.ms": 100,
+                "enable.partition.eof": not self._follow,
                 **self._settings,
             }
         )
@@ -124,14 +129,14 @@ class KafkaSource:
     def _assign(self) -> None:
         """Read every partition of the topic from its offset on, or from its beginning."""
         assert self._consumer is not None
-        found = self._consumer.list_topics(self.topic, timeout=REQUEST_S).topics[self.topic]
+        found = described(self._consumer, self.topic, REQUEST_S)
         if found.error is not None:
             missing = found.error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART
             raise SourceError(
                 f"topic {self.topic} at {self.servers}: {found.error.str()}"
                 + (". Check the name, or create the topic first" if missing else ""),
                 source=self._name,
-                fatal=missing,
+                fatal=missing and not self._at,  # one that we have read from was there
             )
         for partition in found.partitions:
             if str(partition) not in self._at:
@@ -152,25 +157,31 @@ class KafkaSource:
     def poll(self, limit: int, timeout_s: float) -> Chunk | None:
         assert self._consumer is not None
         try:
-            messages = self._consumer.consume(limit, max(timeout_s, 0.05))
+            first = self._consumer.poll(max(timeout_s, SHORTEST_POLL_S))
+            # what is here already; waiting for more, as consume() does with a timeout, would hold back what came
+            more = [] if first is None else self._consumer.consume(min(limit - 1, MOST_AT_ONCE), 0.0)
             self._oversee()
         except KafkaException as error:
             raise self._unreadable(error.args[0]) from error
-        if not messages:
+        if first is None:
             if self._down is not None:
                 raise self._unreadable(self._down)
-            if not self._follow:
-                self._look_for_the_end()
             return None
         self._down = None
+        return self._chunk([first, *more])
+
+    def _chunk(self, messages: list[Any]) -> Chunk | None:
         rows: list[Row] = []
         malformed: list[Malformed] = []
         places: list[tuple[int, int]] = []
         at = dict(self._at)
         for message in messages:
-            if message.error() is not None:
-                raise self._unreadable(message.error())
             partition, offset = message.partition(), message.offset()
+            if message.error() is not None:
+                if message.error().code() != KafkaError._PARTITION_EOF:
+                    raise self._unreadable(message.error())
+                self._seen[str(partition)] = offset
+                continue
             at[str(partition)] = offset + 1
             try:
                 rows.append(self._row(message))
@@ -178,7 +189,9 @@ class KafkaSource:
             except UNREADABLE as error:
                 malformed.append(Malformed(self._place(partition, offset), shown(message.value()), reason(error)))
         self._at = at
-        return Chunk(rows, at, malformed, lambda i: self._place(*places[i]))
+        if not self._follow:  # past aborted and control records at the end of a partition, which are never handed out
+            self.finished = all(max(at[p], self._seen.get(p, 0)) >= end for p, end in self._ends.items())
+        return Chunk(rows, at, malformed, lambda i: self._place(*places[i])) if rows or malformed else None
 
     def _place(self, partition: int, offset: int) -> str:
         return f"{self.topic}/{partition}/{offset}"
@@ -196,13 +209,6 @@ class KafkaSource:
                 self._reader.field_of[self._key]: from_text(self._reader.relation.column(self._key), text),
             }
         return self._reader.row(record)
-
-    def _look_for_the_end(self) -> None:
-        """Control records at the end of a partition are never handed out; the consumer's own position is past them."""
-        assert self._consumer is not None
-        found = self._consumer.position([TopicPartition(self.topic, int(p)) for p in self._at])
-        reached = {str(p.partition): p.offset for p in found}
-        self.finished = all(max(reached.get(p, OFFSET_BEGINNING), self._at[p]) >= end for p, end in self._ends.items())
 
     def _oversee(self) -> None:
         """Now and then: is there a new partition?"""

@@ -89,7 +89,7 @@ class PostgresChanges:
         self._columns = {self._reader.field_of[c.name]: c for c in relation.columns if c.name != self._op}
         try:
             self._check_table(relation)
-            self._make_slot()
+            self._make_slot(position)
             self._at = 0 if position is None else _lsn(position)
             if position is not None:
                 self._advance(position)
@@ -123,8 +123,11 @@ class PostgresChanges:
                 fatal=True,
             )
 
-    def _make_slot(self) -> None:
-        """The publication first: a slot shows nothing of what was committed before its publication was there."""
+    def _make_slot(self, position: Any) -> None:
+        """The publication first: a slot shows nothing of what was committed before its publication was there.
+
+        A slot that we have read from and that is gone took changes with it: a new one would begin behind them, silently.
+        """
         preparer = self._database.dialect.identifier_preparer
         with self._database.begin() as connection:
             known = "SELECT 1 FROM pg_publication WHERE pubname = :name"
@@ -136,6 +139,14 @@ class PostgresChanges:
         with self._database.begin() as connection:
             known = "SELECT plugin FROM pg_replication_slots WHERE slot_name = :name"
             plugin = connection.scalar(sa.text(known), {"name": self._slot})
+            if plugin is None and position is not None:
+                raise SourceError(
+                    f"slot {self._slot} in {self._shown} is gone (dropped, or lost with a restored server), and with it the "
+                    f"changes after {position}. Ingest under a new name to begin with the next change, and bring what is missing "
+                    "by SqlSource",
+                    source=self._name,
+                    fatal=True,
+                )
             if plugin is None:
                 make = "SELECT pg_create_logical_replication_slot(:name, 'pgoutput')"
                 connection.execute(sa.text(make), {"name": self._slot})

@@ -9,9 +9,11 @@ from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
+from tidegate.connectors.remote_delivery import RemoteDelivery
 from tidegate.connectors.toml_file import Connector, Setup
-from tidegate.delivery import FIRST_PAUSE_S, LONGEST_PAUSE_S, qualified
-from tidegate.errors import ServerError, SinkError, TidegateError, text_of
+from tidegate.dataflows.app import App
+from tidegate.delivery import Delivery, qualified
+from tidegate.errors import TidegateError, text_of
 from tidegate.ingestion import Ingestion, ingest
 from tidegate.ingestion_targets import target_of
 from tidegate.loading import load_app
@@ -23,60 +25,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("tidegate")
 
 DRAIN_S = 60.0  # that a sink has, at the end, for what waits
-
-
-class RemoteDelivery:
-    """The batches of a served engine on their way to a sink, as :class:`tidegate.delivery.Delivery` has those of an engine."""
-
-    def __init__(self, client: Client, connector: Connector) -> None:
-        self.name = connector.name
-        self.stream = connector.stream
-        self.delivered = 0
-        self.error: Exception | None = None
-        self._sink = connector.made
-        self._client = client
-        self._stop = threading.Event()
-        self._idle = threading.Event()
-        relation = client.schemas().wires[self.stream].relation
-        self._sink.open(qualified(client.app()["name"], self.name), relation)
-        self._subscription = client.subscribe_durably(self.stream, self.name)
-        self._thread = threading.Thread(target=self._run, name=f"tidegate-delivery-{self.name}", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        waiting: list[Any] = []
-        pause_s = FIRST_PAUSE_S
-        while not self._stop.is_set():
-            try:
-                while len(waiting) < self._sink.at_once:
-                    batch = self._subscription.get(0.0 if waiting else 0.2)
-                    if batch is None:
-                        break
-                    waiting.append(batch)
-                if waiting:
-                    self._idle.clear()
-                    self._sink.send(waiting)
-                    self._subscription.ack(waiting)
-                    self.delivered += len(waiting)
-                    waiting = []
-                else:
-                    self._idle.set()
-                self.error, pause_s = None, FIRST_PAUSE_S
-            except (SinkError, ServerError) as error:
-                self.error = error
-                log.warning("delivery %s: %s", self.name, error)
-                self._stop.wait(pause_s)
-                pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
-
-    def drain(self, timeout_s: float) -> bool:
-        self._idle.clear()
-        return self._idle.wait(timeout_s)
-
-    def close(self) -> None:
-        self._stop.set()
-        self._thread.join()
-        self._subscription.close()
-        self._sink.close()
 
 
 @contextmanager
@@ -97,7 +45,7 @@ class Running:
 
     def __init__(self, target: Engine | Client, setup: Setup) -> None:
         self.ingestions: list[Ingestion] = []
-        self.deliveries: list[Any] = []
+        self.deliveries: list[Delivery] = []
         self._target = target
         try:
             for connector in setup.sinks:  # first: they begin with what is emitted from now on
@@ -108,12 +56,14 @@ class Running:
             self._close()
             raise
 
-    def _deliver(self, connector: Connector) -> Any:
+    def _deliver(self, connector: Connector) -> Delivery:
         from tidegate.engine import Engine
 
         try:
             if isinstance(self._target, Engine):
-                return self._target.deliver(connector.stream, connector.made, connector.name, background=True)
+                return self._target.deliver(
+                    connector.stream, connector.made, connector.name, background=True, **connector.options
+                )
             if connector.stream not in self._target.schemas().wires:
                 raise TidegateError(f"{self._target.url} has no stream {connector.stream!r}")
             return RemoteDelivery(self._target, connector)
@@ -134,9 +84,10 @@ class Running:
         return any(ingestion.at_work for ingestion in self.ingestions)
 
     @property
-    def stopped(self) -> list[Ingestion]:
-        """Sources that gave up."""
-        return [ingestion for ingestion in self.ingestions if ingestion.state == "stopped"]
+    def stopped(self) -> list[Ingestion | Delivery]:
+        """Those that gave up."""
+        everything: list[Ingestion | Delivery] = [*self.ingestions, *self.deliveries]
+        return [one for one in everything if one.state == "stopped"]
 
     def drain(self, timeout_s: float | None = None) -> bool:
         """Wait until what the sources brought has gone through and out; False when ``DRAIN_S`` were not enough."""
@@ -164,8 +115,10 @@ class Running:
             {
                 "sink": d.name,
                 "stream": d.stream,
-                "state": "open" if d.error is None else "failing",
+                "state": d.state,
                 "batches": d.delivered,
+                "waiting": len(d),
+                "refused": d.refused,
                 "error": None if d.error is None else text_of(d.error),
             }
             for d in self.deliveries
@@ -232,42 +185,56 @@ def metrics_text(facts: list[dict[str, Any]]) -> str:
         if kind == "source":
             values |= {"rows_total": one["rows"], "rejected_total": one["rejected"], "lag": one["lag"]}
         else:
-            values["batches_total"] = one["batches"]
+            values |= {"batches_total": one["batches"], "waiting": one["waiting"], "refused_total": one["refused"]}
         lines += [f'tidegate_{kind}_{what}{{{kind}="{name}"}} {v}\n' for what, v in values.items() if v is not None]
     return "".join(lines)
 
 
 def check(setup: Setup, token: str | None = None) -> list[dict[str, Any]]:
-    """Open everything once, take nothing: does what is there fit?"""
+    """Look at everything once, take and send nothing: does what is there fit?"""
     import tidegate
 
     with ExitStack() as stack:
         if setup.url is not None:
             target: Any = stack.enter_context(tidegate.connect(setup.url, setup.token or token))
-            streams = {s["name"]: bool(s["border"]) for s in target.app()["streams"]}
+            app = target.app()["name"]
+            borders = {s["name"]: bool(s["border"]) for s in target.app()["streams"]}
         else:
             target = stack.enter_context(tidegate.open(load_app(str(setup.app)), setup.directory))
-            streams = {name: stream.border for name, stream in target.app.streams.items()}
-        told = []
-        for connector in setup.sinks:
-            if streams.get(connector.stream, True):
-                outputs = ", ".join(name for name, border in streams.items() if not border)
-                raise TidegateError(
-                    f"{connector.key}.stream = {connector.stream!r}: no output stream; there are {outputs}"
-                )
-            told.append({"sink": connector.name, "stream": connector.stream, "fits": "its stream is there"})
-        for connector in setup.sources:
-            if not streams.get(connector.stream, False):
-                borders = ", ".join(name for name, border in streams.items() if border)
-                raise TidegateError(
-                    f"{connector.key}.stream = {connector.stream!r}: no border stream; there are {borders}"
-                )
-            place = target_of(target)
-            try:
-                connector.made.open(connector.name, place.relation(connector.stream), place.position(connector.name))
-                lag = connector.made.lag
-                connector.made.close()
-            except TidegateError as error:
-                raise TidegateError(f"{connector.key} ({connector.name}): {error}") from error
-            told.append({"source": connector.name, "stream": connector.stream, "fits": "it can be read", "lag": lag})
-        return told
+            app = target.app.name
+            borders = {name: stream.border for name, stream in target.app.streams.items()}
+        sinks = [_check_sink(connector, target, app, borders) for connector in setup.sinks]
+        return sinks + [_check_source(connector, target, borders) for connector in setup.sources]
+
+
+def _check_sink(connector: Connector, target: Any, app: str, borders: dict[str, bool]) -> dict[str, Any]:
+    _check_stream(connector, borders, border=False)
+    remote = not isinstance(target.app, App)
+    relation = (target.schemas().wires[connector.stream] if remote else target.app.streams[connector.stream]).relation
+    try:
+        found = connector.made.check(qualified(app, connector.name), relation)
+    except TidegateError as error:
+        raise TidegateError(f"{connector.key} ({connector.name}): {error}") from error
+    finally:
+        connector.made.close()
+    return {"sink": connector.name, "stream": connector.stream, "fits": found}
+
+
+def _check_source(connector: Connector, target: Any, borders: dict[str, bool]) -> dict[str, Any]:
+    _check_stream(connector, borders, border=True)
+    place = target_of(target)
+    try:
+        connector.made.open(connector.name, place.relation(connector.stream), place.position(connector.name))
+        lag = connector.made.lag
+    except TidegateError as error:
+        raise TidegateError(f"{connector.key} ({connector.name}): {error}") from error
+    finally:
+        connector.made.close()
+    return {"source": connector.name, "stream": connector.stream, "fits": "it can be read", "lag": lag}
+
+
+def _check_stream(connector: Connector, borders: dict[str, bool], border: bool) -> None:
+    if borders.get(connector.stream) is not border:
+        there = ", ".join(name for name, is_border in borders.items() if is_border is border)
+        kind = "border" if border else "output"
+        raise TidegateError(f"{connector.key}.stream = {connector.stream!r}: no {kind} stream; there are {there}")

@@ -85,44 +85,80 @@ class SqlSink:
         """Make what is missing in the target, and check that what is there fits the stream."""
         self.name = name
         try:
-            self._marks.metadata.create_all(self._database)
             self._target = self._find_or_create(relation)
+            self._check_fit(relation, self._target)
+            self._marks.metadata.create_all(self._database)
             self._register(relation.name)
         except SQLAlchemyError as error:
-            raise self._refused(relation.name, error) from error
-        missing = [column for column in relation.column_names if column not in self._target.columns]
-        if missing:
-            raise SinkError(
-                f"table {self._table_name} in {self._shown} has no column {', '.join(missing)}, which "
-                f"stream {relation.name} has; it has {', '.join(self._target.columns.keys())}. Add it "
-                "(ALTER TABLE), or give SqlSink another table",
-                sink=name,
-                stream=relation.name,
-                missing=missing,
-            )
+            raise self._unusable(relation.name, error) from error
         self._columns: list[tuple[str, Callable[[Any], Any] | None]] = [
             (column.name, converter(column.type, self._target.columns[column.name].type)) for column in relation.columns
         ]
 
-    def _find_or_create(self, relation: Relation) -> sa.Table:
+    def check(self, name: str, relation: Relation) -> str:
+        """Would :meth:`open` do? Makes and changes nothing; says what it found."""
+        self.name = name
+        try:
+            target = self._find()
+            if sa.inspect(self._database).has_table(SINKS, schema=self._schema):
+                with self._database.connect() as connection:
+                    self._check_stream(self._registered(connection), relation.name)
+        except SQLAlchemyError as error:
+            raise self._unusable(relation.name, error) from error
+        if target is None:
+            return f"table {self._table_name} will be made"
+        self._check_fit(relation, target)
+        return f"table {self._table_name} has its columns"
+
+    def _find(self) -> sa.Table | None:
         try:
             return sa.Table(self._table_name, sa.MetaData(schema=self._schema), autoload_with=self._database)
         except NoSuchTableError:
-            dialect = self._database.dialect.name
-            columns = [
-                sa.Column(c.name, target_type(c.type, dialect), nullable=c.nullable, autoincrement=False)
-                for c in relation.columns
-            ]
-            table = sa.Table(self._table_name, sa.MetaData(schema=self._schema), *columns)
-            table.create(self._database, checkfirst=True)
-            return table
+            return None
+
+    def _find_or_create(self, relation: Relation) -> sa.Table:
+        found = self._find()
+        if found is not None:
+            return found
+        dialect = self._database.dialect.name
+        columns = [
+            sa.Column(c.name, target_type(c.type, dialect), nullable=c.nullable, autoincrement=False)
+            for c in relation.columns
+        ]
+        table = sa.Table(self._table_name, sa.MetaData(schema=self._schema), *columns)
+        table.create(self._database, checkfirst=True)
+        return table
+
+    def _check_fit(self, relation: Relation, target: sa.Table) -> None:
+        """A column for each of the stream's, and a value for each of the target's."""
+        missing = [column for column in relation.column_names if column not in target.columns]
+        unfilled = [c.name for c in target.columns if c.name not in relation.index_of and _needs_a_value(c)]
+        if missing or unfilled:
+            told = [f"it has no column {', '.join(missing)}, which the stream has"] if missing else []
+            told += [f"its {', '.join(unfilled)} is NOT NULL without a default"] if unfilled else []
+            raise SinkError(
+                f"table {self._table_name} ({', '.join(target.columns.keys())}) in {self._shown} does not fit stream "
+                f"{relation.name} ({', '.join(relation.column_names)}): {' and '.join(told)}. Change it (ALTER TABLE), or "
+                "give SqlSink another table",
+                sink=self.name,
+                stream=relation.name,
+                missing=missing,
+            )
 
     def _register(self, stream: str) -> None:
         """One row per sink, to lock."""
         with self._database.begin() as connection:
-            known = connection.scalar(sa.select(self._sinks.c.stream).where(self._sinks.c.sink == self.name))
+            known = self._registered(connection)
             if known is None:
                 connection.execute(self._sinks.insert().values(sink=self.name, stream=stream, sends=0))
+        self._check_stream(known, stream)
+
+    def _registered(self, connection: sa.Connection) -> str | None:
+        """The stream that was delivered under our name before."""
+        found: str | None = connection.scalar(sa.select(self._sinks.c.stream).where(self._sinks.c.sink == self.name))
+        return found
+
+    def _check_stream(self, known: str | None, stream: str) -> None:
         if known not in (None, stream):
             raise SinkError(
                 f"delivery {self.name!r} has brought batches of {known} to {self._shown}, not of {stream}; "
@@ -227,8 +263,16 @@ class SqlSink:
             [{"k": key, "first": batch_id} for key, batch_id in first.items()],
         )
 
+    def _unusable(self, stream: str, error: SQLAlchemyError) -> SinkError:
+        return SinkError(
+            f"can't deliver {stream} to table {self._table_name} in {self._shown}: {_told(error)}. Check the address, that the "
+            "server is up, and what we may do there",
+            sink=self.name,
+            stream=stream,
+        )
+
     def _refused(self, stream: str, error: SQLAlchemyError) -> SinkError:
-        why = " ".join(str(getattr(error, "orig", None) or error).split()).rstrip(".")
+        why = _told(error)
         unwanted = isinstance(error, (DataError, IntegrityError)) and not error.connection_invalidated
         return (SinkRefused if unwanted else SinkError)(
             f"{self._shown} did not take a batch of {stream} for table {self._table_name}: {why}. Check "
@@ -240,6 +284,16 @@ class SqlSink:
     def close(self) -> None:
         if self._owned:
             self._database.dispose()
+
+
+def _told(error: SQLAlchemyError) -> str:
+    return " ".join(str(getattr(error, "orig", None) or error).split()).rstrip(".")
+
+
+def _needs_a_value(column: sa.Column[Any]) -> bool:
+    """Can no row be inserted without it? An integer key is filled in by SQLite."""
+    given = column.nullable or column.primary_key or column.server_default is not None
+    return not (given or column.identity is not None or column.computed is not None)
 
 
 def connect_database(url: str | sa.URL | sa.Engine) -> sa.Engine:

@@ -10,8 +10,8 @@
     stream = "orders"               stream = "shipments"
     path = "in"                     url = "postgresql://…"
 
-Everything but name, kind and stream is a parameter of the connector's class, under its name there. ``${NAME}`` in a text is
-an environment variable.
+Everything else is a parameter of the connector's class, under its name there; but ``size`` and ``limit`` of a source and
+``tries`` of a sink, which are those of ``ingest`` and ``deliver``. ``${NAME}`` in a text is an environment variable.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ SINKS = {
 VALUES = {"json": "JsonValues", "json_schema": "JsonSchemaValues", "avro": "AvroValues"}
 EXTRAS = {"kafka": "kafka", "mqtt": "mqtt", "wfdb": "wfdb", "postgres_changes": "postgres", "websocket": "server"}
 TOP = ("app", "directory", "url", "token", "source", "sink")
-COMMON = {"source": ("name", "kind", "stream", "size", "limit"), "sink": ("name", "kind", "stream")}
+OPTIONS = {"source": ("size", "limit"), "sink": ("tries",)}
+COMMON = {what: ("name", "kind", "stream", *options) for what, options in OPTIONS.items()}
 
 
 @dataclass(frozen=True)
@@ -121,9 +122,7 @@ def _connector(what: str, number: int, entry: Any) -> Connector:
     if kind not in kinds:
         raise TidegateError(f"{key}.kind = {kind!r}: use one of {', '.join(kinds)}")
     given = {name: value for name, value in entry.items() if name not in COMMON[what]}
-    options = {name: _whole(f"{key}.{name}", entry[name]) for name in ("size", "limit") if name in entry}
-    if what == "sink" and options:
-        raise TidegateError(f"{key}.{next(iter(options))}: only a source has that")
+    options = {name: _whole(f"{key}.{name}", entry[name]) for name in OPTIONS[what] if name in entry}
     return Connector(key, entry["name"], kind, entry["stream"], _made(key, kind, *kinds[kind], given), options)
 
 
@@ -192,7 +191,7 @@ def _text(prefix: str, told: Mapping[str, Any], key: str) -> str | None:
 
 def _whole(key: str, value: Any) -> int:
     if type(value) is not int or value < 1:
-        raise TidegateError(f"{key} = {value!r}: expected a positive whole number of rows")
+        raise TidegateError(f"{key} = {value!r}: expected a positive whole number")
     return value
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Mapping, Sequence
 from http.client import HTTPException
 from typing import Any
@@ -48,6 +49,20 @@ class WebhookSink:
 
     def open(self, name: str, relation: Relation) -> None:
         pass
+
+    def check(self, name: str, relation: Relation) -> str:
+        """Does the server take connections? Nothing is posted."""
+        address = urlsplit(self.url)
+        place = (address.hostname or "", address.port or (443 if address.scheme == "https" else 80))
+        try:
+            socket.create_connection(place, self._timeout_s).close()
+        except OSError as error:
+            raise SinkError(
+                f"can't deliver {relation.name} to {self.url}: {error}. Check the address, and that the server is up",
+                sink=name,
+                stream=relation.name,
+            ) from error
+        return f"{address.netloc} answers"
 
     def send(self, batches: Sequence[Batch]) -> None:
         for batch in batches:

@@ -53,10 +53,11 @@ class Queried(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Acknowledged(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of an acknowledgement."""
+    """The body of an acknowledgement. ``refused``: why the batches are not wanted; they become dead letters."""
 
     cursors: list[str]
     up_to: bool = False
+    refused: str | None = None
 
 
 async def read_body(request: Request, settings: Settings) -> bytes:

@@ -60,7 +60,7 @@ class Subscriber:
     async def acknowledge(self, message: Acknowledged) -> None:
         if self.name is None:
             raise DataError("only a named subscription can be acknowledged; subscribe with ?name=NAME", column="name")
-        await self._context.named.acknowledge(self.name, message.cursors, message.up_to)
+        await self._context.named.acknowledge(self.name, message)
 
     def close(self) -> None:
         if isinstance(self._source, Tail):
@@ -231,9 +231,9 @@ async def waiting(request: Request, context: Context) -> Response:
 
 
 async def acknowledge(request: Request, context: Context) -> Response:
-    """The batches behind these cursors are dealt with, and never sent again."""
+    """The batches behind these cursors are dealt with, and never sent again; ``refused`` has them put aside as dead letters."""
     message: Acknowledged = await read_json(request, context.settings, Acknowledged)
-    count = await context.named.acknowledge(request.path_params["name"], message.cursors, message.up_to)
+    count = await context.named.acknowledge(request.path_params["name"], message)
     return json_response({"acknowledged": count})
 
 

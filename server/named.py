@@ -19,6 +19,7 @@ import msgspec
 from tidegate.dataflows.validation import unknown
 from tidegate.errors import DataError, EngineClosed, TakenOver, TidegateError
 from tidegate.outbox import Address, DurableSubscription
+from tidegate.server.bodies import Acknowledged
 from tidegate.server.feeds import Event, Feeds
 from tidegate.storage.codec import from_json, to_json
 from tidegate.streams.batch import Batch
@@ -124,16 +125,17 @@ class NamedFeeds:
         await self._ask(job)
         return session
 
-    async def acknowledge(self, name: str, cursors: Iterable[str], up_to: bool) -> int:
+    async def acknowledge(self, name: str, told: Acknowledged) -> int:
         """The batches are dealt with; ``up_to``: and everything sent before them. Returns when that is on disk."""
-        addresses = [address_of(cursor) for cursor in cursors]
+        addresses = [address_of(cursor) for cursor in told.cursors]
 
         def job() -> int:
             served = self._served.get(name)
             if served is None:
                 served = self._known(name)
-            chosen = {a: None for address in addresses for a in (self._up_to(served, address) if up_to else [address])}
-            self._acknowledge(served, chosen)
+            found = (self._up_to(served, address) if told.up_to else [address] for address in addresses)
+            chosen = {address: None for some in found for address in some}
+            self._acknowledge(served, chosen, told.refused)
             self._engine.outbox.settle()
             self._pump(served)
             return len(chosen)
@@ -254,11 +256,14 @@ class NamedFeeds:
                 return addresses[: addresses.index(address) + 1]
         return [address]
 
-    def _acknowledge(self, served: _Served, addresses: Iterable[Address]) -> None:
+    def _acknowledge(self, served: _Served, addresses: Iterable[Address], refused: str | None = None) -> None:
         waiting = served.subscription.waiting
         batches = [waiting[address] for address in addresses if address in waiting]
-        if batches:
+        if batches and refused is None:
             served.subscription.ack(batches)
+        elif refused is not None:
+            for batch in batches:
+                served.subscription.refuse(batch, refused)
         for batch in batches:
             served.sent.pop((batch.key, batch.id), None)
 

@@ -294,6 +294,13 @@ _SHARED: dict[str, Schema] = {
         "type": "object",
         "required": ["cursors"],
         "additionalProperties": False,
-        "properties": {"cursors": STRINGS, "up_to": {"type": "boolean", "default": False}},
+        "properties": {
+            "cursors": STRINGS,
+            "up_to": {"type": "boolean", "default": False},
+            "refused": {
+                "type": ["string", "null"],
+                "description": "Why they are not wanted: they become dead letters.",
+            },
+        },
     },
 }

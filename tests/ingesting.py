@@ -2,8 +2,8 @@
 
     python ingesting.py DIRECTORY SOURCE [--sink SINK] [--until N] [--crash POINT:COUNT] [--recovery MODE] [--executor …]
 
-SOURCE is ``files:DIRECTORY``, ``sql:URL``, ``changes:URL`` or ``kafka:SERVERS/TOPIC``; SINK is ``kafka:SERVERS/TOPIC``.
-Prints ``ready``.
+SOURCE is ``files:DIRECTORY``, ``sql:URL``, ``changes:URL``, ``wfdb:RECORD`` or ``kafka:SERVERS/TOPIC``; SINK is
+``kafka:SERVERS/TOPIC``. Prints ``ready``.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from tidegate.sources import Source
 
 
 def make_app(source: str, recovery: str) -> App:
+    if source.startswith("wfdb:"):
+        return keeping("sample BIGINT NOT NULL, n DOUBLE", recovery=recovery, by="sample")
     columns = "id BIGINT NOT NULL, name VARCHAR"
     return keeping(f"op VARCHAR, {columns}" if source.startswith("changes:") else columns, recovery=recovery)
 
@@ -38,6 +40,10 @@ def source_for(told: str) -> Source:
         return SqlSource(place, "things", "id", follow=True, every_s=0.05)
     if kind == "changes":
         return PostgresChanges(place, "things", slot="kills")
+    if kind == "wfdb":
+        from tidegate.connectors.wfdb_source import WfdbSource
+
+        return WfdbSource(place)
     from tidegate.connectors.kafka_source import KafkaSource
 
     servers, _, topic = place.rpartition("/")
@@ -83,7 +89,7 @@ def main() -> None:
         ingestion = engine.ingest("things", source_for(given.source), "in", limit=17, size=3, background=True)
         print("ready", flush=True)
         while given.until is None or engine.query("SELECT count(*) FROM kept").scalar() < given.until:
-            assert ingestion.at_work, ingestion.error
+            assert ingestion.at_work or ingestion.finished, ingestion.error
             time.sleep(0.02)
         ingestion.close()
         engine.run_until_idle()

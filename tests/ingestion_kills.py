@@ -41,6 +41,10 @@ class Child:
         assert self._process.stderr is not None
         self._complaints = self._process.stderr.read()
 
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
     def kill(self) -> None:
         self._process.kill()
         self.wait()
@@ -75,9 +79,12 @@ class Tormentor:
         self.rows = 0
         self.kills: dict[str, int] = {}
 
-    def _start(self, *more: str) -> Child:
+    def _more(self) -> None:
         self._add(self.rows + 1, self.rows + STEP)
         self.rows += STEP
+
+    def _start(self, *more: str) -> Child:
+        self._more()
         executor = self._random.choice(("serial", "threads"))
         return Child(str(self._directory), self._source, "--executor", executor, *self._options, *more)
 
@@ -98,15 +105,19 @@ class Tormentor:
         child.kill()
         self._count("any moment")
 
-    def kill_server(self, kill: Callable[[], None], start: Callable[[], None]) -> None:
+    def kill_server(self, kill: Callable[[], None], start: Callable[[], None], times: int = 1) -> None:
         """The source (and the sink) dies under a living process, which goes on when it is back."""
         child = self._start()
         assert child.ready.wait(120)
-        time.sleep(self._random.uniform(0, 0.5))
-        kill()
-        time.sleep(self._random.uniform(0, 0.2))
-        start()
-        self._count("server")
+        for number in range(times):
+            if number:
+                self._more()
+            time.sleep(self._random.uniform(0, 0.5))
+            kill()
+            time.sleep(self._random.uniform(0, 0.2))
+            start()
+            assert child.running
+            self._count("server")
         time.sleep(self._random.uniform(0, 1.0))
         child.kill()
         self._count("any moment")
@@ -116,7 +127,10 @@ class Tormentor:
         child = self._start("--until", str(self.rows + STEP))
         assert child.wait() == 0
         with tidegate.open(make_app(self._source, self._recovery), self._directory) as engine:
-            rows = engine.query("SELECT id, times FROM kept ORDER BY id").rows
+            number = "sample + 1 AS id" if self._source.startswith("wfdb:") else "id"
+            rows = engine.query(f"SELECT {number}, times FROM kept ORDER BY id").rows
+            if self._source.startswith("wfdb:"):
+                assert engine.query("SELECT count(*) FROM kept WHERE n <> sample OR n IS NULL").scalar() == 0
         assert [row.id for row in rows] == list(range(1, self.rows + 1))
         assert {row.times for row in rows} == {1}
         return f"{self._source.partition(':')[0]} ({self._recovery}): {self.rows} rows, kills {self.kills}, 0 lost or doubled"

@@ -10,10 +10,13 @@ from tidegate.rejects import declare_rejected
 COLUMNS = "id BIGINT NOT NULL, name VARCHAR, weight DOUBLE, on_day DATE"
 
 
-def keeping(columns: str = COLUMNS, *, rejected: bool = True, recovery: Any = "weak", key: str | None = None) -> App:
+def keeping(
+    columns: str = COLUMNS, *, rejected: bool = True, recovery: Any = "weak", key: str | None = None, by: str = "id"
+) -> App:
+    """``by``: the column that tells rows apart."""
     app = App("keeping", recovery=recovery)
     app.stream("things", columns, border=True, key=key)
-    app.table(f"CREATE TABLE kept ({columns}, times BIGINT NOT NULL, PRIMARY KEY (id))")
+    app.table(f"CREATE TABLE kept ({columns}, times BIGINT NOT NULL, PRIMARY KEY ({by}))")
     app.stream("seen", "id BIGINT, times BIGINT")
     if rejected:
         declare_rejected(app)
@@ -21,10 +24,11 @@ def keeping(columns: str = COLUMNS, *, rejected: bool = True, recovery: Any = "w
     @app.procedure(inputs="things", outputs="seen", writes=["kept"])
     def keep(txn: Transaction, things: Batch) -> None:
         for thing in things:
-            known = txn.get("kept", thing.id)
+            number = getattr(thing, by)
+            known = txn.get("kept", number)
             times = 1 if known is None else known.times + 1
             txn.upsert("kept", (*thing, times))
-            txn.emit("seen", [(thing.id, times)])
+            txn.emit("seen", [(number, times)])
 
     return app
 

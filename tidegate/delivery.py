@@ -22,13 +22,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Protocol
 
+from tidegate.background import in_background, repeat
 from tidegate.crashpoints import crash_point
-from tidegate.errors import DiskFull, EngineClosed, SinkError, SinkRefused, TidegateError, text_of
+from tidegate.errors import DiskFull, EngineClosed, ServerError, SinkError, SinkRefused, TidegateError, text_of
 from tidegate.feedback import check_acyclic, check_ordered
-from tidegate.outbox import DurableSubscription
 from tidegate.storage.schema import Relation
 from tidegate.streams.batch import Batch
 
@@ -36,9 +37,6 @@ if TYPE_CHECKING:
     from tidegate.engine import Engine
 
 log = logging.getLogger("tidegate")
-
-FIRST_PAUSE_S = 0.1  # after a failed send; doubled with every further one
-LONGEST_PAUSE_S = 30.0
 
 
 class Sink(Protocol):
@@ -70,6 +68,21 @@ class Sink(Protocol):
         """Let go of connections."""
 
 
+class Waiting(Protocol):
+    """What was not delivered yet: a durable subscription, of an engine or of a served one."""
+
+    name: str
+    stream: str
+
+    def __len__(self) -> int: ...
+    def wait(self) -> None: ...
+    def take(self, limit: int) -> list[Batch]: ...
+    def put_back(self, batches: Iterable[Batch]) -> None: ...
+    def ack(self, batches: Iterable[Batch]) -> None: ...
+    def refuse(self, batch: Batch, reason: str) -> None: ...
+    def interrupt(self) -> None: ...
+
+
 class Delivery:
     """One stream on its way to one sink. Made by :meth:`Engine.deliver`.
 
@@ -79,7 +92,15 @@ class Delivery:
     letter; None: for ever. That the target is away is no refusal and counts for nothing.
     """
 
-    def __init__(self, engine: Engine, subscription: DurableSubscription, sink: Sink, tries: int | None = None) -> None:
+    def __init__(
+        self,
+        subscription: Waiting,
+        sink: Sink,
+        tries: int | None = None,
+        *,
+        check_open: Callable[[], None] = lambda: None,
+        sending: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
         self.name = subscription.name
         self.stream = subscription.stream
         self.sink = sink
@@ -89,10 +110,12 @@ class Delivery:
         self.tries = tries
         self._refusals: Counter[object] = Counter()  # of the batch that is refused now
         self._singly = 0  # batches to send one by one, to find the one that is refused
-        self._engine = engine
+        self._check_open = check_open
+        self._sending_now = sending
         self._subscription = subscription
         self._sending = threading.Condition()  # one sends at a time; notified after every attempt
         self._stop = threading.Event()
+        self._stopped = False
         self._thread: threading.Thread | None = None
 
     def __len__(self) -> int:
@@ -102,8 +125,18 @@ class Delivery:
         return True
 
     def __repr__(self) -> str:
-        state = "closed" if self._stop.is_set() else "failing" if self.error is not None else "open"
-        return f"<Delivery {self.name} {state} {self.delivered} delivered, {len(self)} waiting>"
+        return f"<Delivery {self.name} {self.state} {self.delivered} delivered, {len(self)} waiting>"
+
+    @property
+    def state(self) -> str:
+        """open, failing (it tries again), stopped (it does not) or closed."""
+        if self._stopped:
+            return "stopped"
+        return "closed" if self._stop.is_set() else "failing" if self.error is not None else "open"
+
+    @property
+    def at_work(self) -> bool:
+        return self.state in ("open", "failing")
 
     # ---- delivering
 
@@ -112,7 +145,7 @@ class Delivery:
 
         Raises SinkError when the sink does not take a batch. It is kept, in its place, for the next call.
         """
-        self._engine.check_open()
+        self._check_open()
         count = 0
         while count < limit:
             sent = self._send_some(limit - count)
@@ -123,22 +156,21 @@ class Delivery:
 
     def run(self) -> None:
         """Deliver until the engine closes, pausing after a failure: 0.1 s, doubled each time up to 30 s."""
-        pause_s = FIRST_PAUSE_S
-        while not self._stop.is_set():
-            try:
-                self._subscription.wait()
-                self._send_some(self.sink.at_once)
-                pause_s = FIRST_PAUSE_S
-            except (SinkError, DiskFull):
-                self._stop.wait(pause_s)
-                pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
-            except EngineClosed:
-                return
+        repeat(self._step, self._stop, (SinkError, ServerError, DiskFull))
+
+    def _step(self) -> bool:
+        try:
+            self._subscription.wait()
+        except ServerError as error:
+            self._failed(error)
+            raise
+        self._send_some(self.sink.at_once)
+        return True
 
     def drain(self, timeout_s: float | None = None) -> bool:
         """Wait until the background has delivered everything; False when ``timeout_s`` was not enough."""
         with self._sending:
-            return self._sending.wait_for(lambda: not len(self) or self._stop.is_set(), timeout_s) and not len(self)
+            return self._sending.wait_for(lambda: not len(self) or not self.at_work, timeout_s) and not len(self)
 
     def _send_some(self, limit: int) -> int:
         """Take, send, acknowledge: the whole protocol."""
@@ -186,7 +218,7 @@ class Delivery:
 
     def _send(self, batches: Sequence[Batch]) -> None:
         try:
-            with self._engine.outbox.sending():
+            with self._sending_now():
                 self.sink.send(batches)
         except SinkError:
             raise
@@ -208,15 +240,13 @@ class Delivery:
 
     def start(self) -> None:
         """Deliver on a thread of its own."""
-        self._thread = threading.Thread(target=self._run_logged, name=f"tidegate-delivery-{self.name}", daemon=True)
-        self._thread.start()
+        self._thread = in_background("delivery", self.name, self.run, self._ended)
 
-    def _run_logged(self) -> None:
-        try:
-            self.run()
-        except Exception as error:
-            self.error = error
-            log.exception("delivery %s has stopped; what it had not delivered is kept", self.name)
+    def _ended(self, error: Exception | None) -> None:
+        with self._sending:
+            if error is not None:
+                self.error, self._stopped = error, True
+            self._sending.notify_all()
 
     def close(self) -> None:
         """Finish the send that is under way and stop. Called by the engine before its log closes."""
@@ -282,7 +312,8 @@ def start_delivery(
         sink.open(qualified(engine.app.name, name), engine.app.streams[stream].relation)
         with engine.lock:
             engine.check_open()
-            delivery = Delivery(engine, engine.outbox.subscribe(name, stream, snapshot), sink, tries)
+            subscription = engine.outbox.subscribe(name, stream, snapshot)
+            delivery = Delivery(subscription, sink, tries, check_open=engine.check_open, sending=engine.outbox.sending)
             engine.outbox.deliveries[name] = delivery
     except BaseException:
         sink.close()

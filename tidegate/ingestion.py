@@ -21,6 +21,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from tidegate.background import in_background, repeat
 from tidegate.crashpoints import crash_point
 from tidegate.errors import (
     BatchError,
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tidegate")
 
-FIRST_PAUSE_S = 0.1  # after a failure; doubled with every further one
-LONGEST_PAUSE_S = 30.0
 LAG_S = 1.0  # how often the source is asked how much waits
 POLL_S = 0.5  # how long one poll waits, and so how long closing may take
 
@@ -130,22 +129,13 @@ class Ingestion:
 
     def run(self) -> None:
         """Take in until the source is finished or this is closed, pausing after a failure: 0.1 s, doubled up to 30 s."""
-        pause_s = FIRST_PAUSE_S
-        while not self._stop.is_set():
-            try:
-                with self._reading:
-                    self._take(POLL_S)
-                    self._reading.notify_all()
-                pause_s = FIRST_PAUSE_S
-                if self.finished:
-                    return
-            except (SourceError, ServerError, BatchError, Overloaded, DiskFull) as error:
-                if getattr(error, "fatal", False):
-                    return
-                self._stop.wait(pause_s)
-                pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
-            except EngineClosed:
-                return
+        repeat(self._step, self._stop, (SourceError, ServerError, BatchError, Overloaded, DiskFull))
+
+    def _step(self) -> bool:
+        with self._reading:
+            self._take(POLL_S)
+            self._reading.notify_all()
+        return not self.finished
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until the background has taken everything a source that ends has; False when that was not enough."""
@@ -245,19 +235,14 @@ class Ingestion:
 
     def start(self) -> None:
         """Take in on a thread of its own."""
-        self._thread = threading.Thread(target=self._run_logged, name=f"tidegate-ingestion-{self.name}", daemon=True)
-        self._thread.start()
+        self._thread = in_background("ingestion", self.name, self.run, self._ended)
 
-    def _run_logged(self) -> None:
-        try:
-            self.run()
-        except Exception as error:
-            self.error = error
-            self.error.fatal = True  # type: ignore[attr-defined]
-            log.exception("ingestion %s has stopped", self.name)
-        finally:
-            with self._reading:
-                self._reading.notify_all()
+    def _ended(self, error: Exception | None) -> None:
+        with self._reading:
+            if error is not None:
+                self.error = error
+                self.error.fatal = True  # type: ignore[attr-defined]
+            self._reading.notify_all()
 
     def close(self) -> None:
         """Finish what is under way and stop; it goes on from there when it is made again."""

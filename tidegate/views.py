@@ -228,10 +228,10 @@ def _sources(engine: Engine) -> Iterable[tuple[Any, ...]]:
 def _deliveries(engine: Engine) -> Iterable[tuple[Any, ...]]:
     for name, subscription in engine.outbox.subscriptions.items():
         delivery = engine.outbox.deliveries.get(name)
-        facts: tuple[Any, ...] = (None, None, None, None)
+        facts: tuple[Any, ...] = (None,) * 5
         if delivery is not None:
             error = None if delivery.error is None else text_of(delivery.error)
-            facts = (type(delivery.sink).__name__, delivery.delivered, delivery.refused, error)
+            facts = (type(delivery.sink).__name__, delivery.state, delivery.delivered, delivery.refused, error)
         yield (name, subscription.stream, len(subscription), *facts)
 
 
@@ -305,7 +305,8 @@ VIEWS = {
         ),
         SystemView(
             "deliveries",
-            "name VARCHAR, stream VARCHAR, waiting BIGINT, sink VARCHAR, delivered BIGINT, refused BIGINT, error VARCHAR",
+            "name VARCHAR, stream VARCHAR, waiting BIGINT, sink VARCHAR, state VARCHAR, delivered BIGINT, refused BIGINT, "
+            "error VARCHAR",
             _deliveries,
         ),
         SystemView(

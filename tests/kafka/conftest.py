@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
@@ -28,12 +29,12 @@ def broker() -> Iterator[KafkaBroker]:
 
 @pytest.fixture
 def topic(broker: KafkaBroker) -> Callable[..., str]:
-    """``topic(partitions=1)``: a new topic."""
+    """``topic(partitions=1, **options)``: a new topic."""
 
-    def make(partitions: int = 1) -> str:
+    def make(partitions: int = 1, **options: Any) -> str:
         name = f"topic-{next(_numbers)}"
         admin = AdminClient({"bootstrap.servers": broker.servers})
-        for future in admin.create_topics([NewTopic(name, partitions)]).values():
+        for future in admin.create_topics([NewTopic(name, partitions, **options)]).values():
             future.result(60)
         until = time.monotonic() + 60
         while not _has_leaders(admin, name, partitions):

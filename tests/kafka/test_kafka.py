@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import random
 import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from source_apps import keeping, kept, rejected
 
@@ -83,6 +84,31 @@ def test_keys_and_schemas(open_engine: Open, broker: KafkaBroker, topic: Any, wr
     assert "id is refused by the JSON Schema: 0 is less than the minimum of 1" in rejected(other)[0][1]
 
 
+def test_what_came_is_handed_out_at_once_and_aborted_records_never(
+    open_engine: Open, broker: KafkaBroker, topic: Any
+) -> None:
+    """One record is not held back for more; the end of a topic is seen past what nobody may read there."""
+    name = topic()
+    producer = Producer({"bootstrap.servers": broker.servers, "transactional.id": name, "log_level": 0})
+    producer.init_transactions(60)
+    for number, end in ((1, producer.commit_transaction), (2, producer.abort_transaction)):
+        producer.begin_transaction()
+        producer.produce(name, json.dumps({"id": number}).encode())
+        producer.flush(60)
+        end(60)
+    engine = open_engine(keeping(COLUMNS))
+    following = engine.ingest("things", KafkaSource(broker.servers, name), "follow")
+    chunk = following.source.poll(1000, 3600.0)  # longer than any test may take
+    assert chunk is not None
+    assert [row.id for row in chunk.rows] == [1]
+    following.close()
+    ingestion = engine.ingest("things", KafkaSource(broker.servers, name, follow=False), "in")
+    while not ingestion.finished:
+        ingestion.pump(3600.0)
+    assert kept(engine) == [(1, None)]
+    assert ingestion.lag is not None
+
+
 def test_mistakes_are_told_at_the_start(open_engine: Open, tmp_path: Path, broker: KafkaBroker, topic: Any) -> None:
     engine = open_engine(keeping("id BIGINT NOT NULL, colour VARCHAR NOT NULL"), tmp_path / "db")
     with pytest.raises(SourceError, match="has 'name', which the stream has not; it lacks colour"):
@@ -131,6 +157,31 @@ def test_batches_arrive_once_whatever_is_sent_again(
     with pytest.raises(SinkError, match="other rows than the batch delivered"):
         other.send([Batch(batches[0].relation, 1, batches[1].rows, 1)])
     assert len(read(broker.servers, name)) == 6
+
+
+def test_records_that_kafka_can_not_take_are_put_aside(
+    open_engine: Open, tmp_path: Path, broker: KafkaBroker, topic: Any
+) -> None:
+    """Too large for the topic, or no record of the schema: after so many tries the rest goes on, each batch once."""
+    small, strict = topic(config={"max.message.bytes": "2000"}), topic()
+    engine = open_engine(words(), tmp_path / "db")
+    schema = {"properties": {"id": {"type": "integer"}, "word": {"maxLength": 99}}}
+    sinks = [KafkaSink(broker.servers, small, settings={"compression.type": "none"})]
+    sinks += [KafkaSink(broker.servers, strict, values=JsonSchemaValues(schema))]
+    assert [sink.check("words/x", engine.app.streams["words"].relation).split()[-1] for sink in sinks] == ["there"] * 2
+    deliveries = [engine.deliver("words", sink, sink.topic, background=True, tries=2) for sink in sinks]
+    noise = random.Random(5).randbytes(4000).hex()
+    for i, word in enumerate(("a", noise, "b"), 1):
+        engine.push("incoming", [(i, word), (i, "x")])
+    for sink, delivery in zip(sinks, deliveries, strict=True):
+        assert delivery.drain(120), delivery
+        assert (delivery.delivered, delivery.refused) == (2, 1)
+        arrived = [json.loads(value)["word"] for _, value in read(broker.servers, sink.topic)]
+        assert arrived == ["a", "x", "b", "x"]
+    told = [row.error for row in engine.query("SELECT error FROM tidegate.dead_letters ORDER BY procedure").rows]
+    assert len(told) == 2
+    assert any("too large" in error for error in told)
+    assert any("is no record of the schema" in error for error in told)
 
 
 def test_a_broker_that_dies_is_connected_to_again(

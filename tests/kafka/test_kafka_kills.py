@@ -16,7 +16,9 @@ POINTS = ("ingestion-before-push", "delivery-before-send", "ingestion-before-com
 pytestmark = [pytest.mark.kafka, pytest.mark.xdist_group("kafka")]
 
 
-def torment(broker: KafkaBroker, topic: Any, write: Any, tmp_path: Path, kills: int, recovery: str) -> None:
+def torment(
+    broker: KafkaBroker, topic: Any, write: Any, tmp_path: Path, kills: int, recovery: str, *, only_broker: bool = False
+) -> None:
     into, out = topic(2), topic()
 
     def add(first: int, last: int) -> None:
@@ -27,7 +29,10 @@ def torment(broker: KafkaBroker, topic: Any, write: Any, tmp_path: Path, kills: 
     tormentor = Tormentor(tmp_path / "engine", f"kafka:{broker.servers}/{into}", add, kills, *options)
     done = 0
     while done < kills:
-        if done % 5 == 3:
+        if only_broker:
+            tormentor.kill_server(broker.kill, broker.start, 5)
+            done += 5
+        elif done % 5 == 3:
             tormentor.kill_server(broker.kill, broker.start)
             done += 2
         elif done % 5 == 2:
@@ -53,3 +58,8 @@ def test_twenty_kills_from_kafka_to_kafka(
     broker: KafkaBroker, topic: Any, write: Any, tmp_path: Path, recovery: str
 ) -> None:
     torment(broker, topic, write, tmp_path, 20, recovery)
+
+
+@pytest.mark.slow
+def test_twenty_kills_of_the_broker(broker: KafkaBroker, topic: Any, write: Any, tmp_path: Path) -> None:
+    torment(broker, topic, write, tmp_path, 20, "weak", only_broker=True)

@@ -84,3 +84,12 @@ def test_sqlite_and_twenty_kills(tmp_path: Path, recovery: str) -> None:
 @pytest.mark.parametrize("recovery", ["weak", "strong", "effects"])
 def test_postgres_and_twenty_kills(postgres: PostgresServer, tmp_path: Path, recovery: str) -> None:
     torment_postgres(postgres, tmp_path, 20, recovery)
+
+
+@pytest.mark.slow
+def test_postgres_and_twenty_kills_of_it(postgres: PostgresServer, tmp_path: Path) -> None:
+    url = postgres.url.replace("postgresql://", "postgresql+psycopg://")
+    tormentor = Tormentor(tmp_path / "engine", url, prepare(url, POSTGRES), 40, "--recovery", "weak")
+    for _ in range(4):
+        tormentor.kill_target(postgres.kill, postgres.start, 5)
+    report("postgres", "weak", tormentor)

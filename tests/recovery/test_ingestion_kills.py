@@ -1,8 +1,9 @@
-"""Exactly-once from files and databases, under kills of either side."""
+"""Exactly-once from files, waveform records and databases, under kills of either side."""
 
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,6 +31,17 @@ def files(tmp_path: Path) -> tuple[str, Callable[[int, int], None]]:
             hidden.rename(tmp_path / "in" / f"{start:06d}.ndjson")
 
     return f"files:{tmp_path / 'in'}", add
+
+
+def waveform(tmp_path: Path) -> tuple[str, Callable[[int, int], None]]:
+    """A record that is longer every time; sample i has the value i."""
+    (tmp_path / "records").mkdir()
+
+    def add(first: int, last: int) -> None:
+        (tmp_path / "records" / "waves.dat").write_bytes(struct.pack(f"<{last}h", *range(last)))
+        (tmp_path / "records" / "waves.hea").write_text(f"waves 1 250 {last}\nwaves.dat 16 1(0)/mV 16 0 0 0 0 n\n")
+
+    return f"wfdb:{tmp_path / 'records' / 'waves'}", add
 
 
 def table(url: str) -> Callable[[int, int], None]:
@@ -71,6 +83,8 @@ def make(
 ) -> tuple[str, Callable[[int, int], None], PostgresServer | None]:
     if kind == "files":
         return (*files(tmp_path), None)
+    if kind == "wfdb":
+        return (*waveform(tmp_path), None)
     if kind == "sqlite":
         url = f"sqlite:///{tmp_path / 'source.sqlite'}"
         return f"sql:{url}", table(url), None
@@ -83,7 +97,7 @@ def make(
     return f"{'changes' if kind == 'changes' else 'sql'}:{server.url}", add, server
 
 
-@pytest.mark.parametrize("kind", ["files", "changes"])
+@pytest.mark.parametrize("kind", ["files", "wfdb", "changes"])
 def test_two_kills(tmp_path: Path, request: pytest.FixtureRequest, kind: str) -> None:
     source, add, _ = make(kind, tmp_path, request)
     torment(Tormentor(tmp_path / "engine", source, add, 2), 2)
@@ -91,7 +105,18 @@ def test_two_kills(tmp_path: Path, request: pytest.FixtureRequest, kind: str) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recovery", ["weak", "strong", "effects"])
-@pytest.mark.parametrize("kind", ["files", "sqlite", "postgres", "changes"])
+@pytest.mark.parametrize("kind", ["files", "wfdb", "sqlite", "postgres", "changes"])
 def test_twenty_kills(tmp_path: Path, request: pytest.FixtureRequest, kind: str, recovery: str) -> None:
     source, add, server = make(kind, tmp_path, request)
     torment(Tormentor(tmp_path / "engine", source, add, 20, "--recovery", recovery), 20, server)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["postgres", "changes"])
+def test_twenty_kills_of_the_database(tmp_path: Path, request: pytest.FixtureRequest, kind: str) -> None:
+    source, add, server = make(kind, tmp_path, request)
+    assert server is not None
+    tormentor = Tormentor(tmp_path / "engine", source, add, 40)
+    for _ in range(4):
+        tormentor.kill_server(server.kill, server.start, 5)
+    print(tormentor.finish())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,12 @@ import pytest
 from server_process import Server
 from typer.testing import CliRunner
 
+import tidegate
 from tidegate.cli import app as commands
 from tidegate.connectors.file_source import FileSource
+from tidegate.connectors.remote_delivery import RemoteDelivery
+from tidegate.connectors.sql import SqlSink
+from tidegate.connectors.toml_file import Connector
 from tidegate.errors import BatchError, SourceError, TidegateError
 from tidegate.ingestion import ingest
 
@@ -85,3 +91,40 @@ directory = "{tmp_path / "out"}"
     assert len(list((tmp_path / "out").glob("shipments-*.ndjson"))) == 5
     again = CliRunner().invoke(commands, ["connect", str(path), "--once", "--json"])
     assert [one.get("rows", one.get("batches")) for one in json.loads(again.stdout)] == [0, 0]
+
+
+def test_a_delivery_from_a_server_goes_on_and_puts_aside_what_is_refused(start: Start, tmp_path: Path) -> None:
+    """The server is away for longer than the client tries; the table refuses one row for good."""
+    server = start(data=str(tmp_path / "data"))
+    target = tmp_path / "target.sqlite"
+    with sqlite3.connect(target) as database:
+        database.execute("CREATE TABLE shipped (item TEXT CHECK (item <> 'i2'), pieces INT)")
+    database.close()
+    with tidegate.connect(server.url, retry_s=0.5) as client:
+        connector = Connector(
+            "sink[1]", "out", "sql", "shipments", SqlSink(f"sqlite:///{target}", "shipped"), {"tries": 2}
+        )
+        delivery = RemoteDelivery(client, connector)
+        for n in (1, 2, 3, 4):
+            client.call("deliver", f"i{n}", 5)
+        for n in (1, 2, 3):
+            client.push("orders", [(f"i{n}", 1)])
+        assert delivery.drain(120)
+        assert (delivery.delivered, delivery.refused) == (2, 1)
+        server.kill()
+        until = time.monotonic() + 120
+        while delivery.error is None:
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        server.start(server.port)
+        client.push("orders", [("i4", 1)])
+        while delivery.delivered < 3:
+            assert time.monotonic() < until, delivery
+            time.sleep(0.05)
+        assert delivery.drain(120)
+        letters = client.status()["recent_dead_letters"]
+        assert [letter["procedure"] for letter in letters] == ["delivery out"]
+        delivery.close()
+    found = sqlite3.connect(target)
+    assert found.execute("SELECT item FROM shipped ORDER BY item").fetchall() == [("i1",), ("i3",), ("i4",)]
+    found.close()

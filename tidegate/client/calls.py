@@ -172,8 +172,9 @@ def ticket(name: str, wait_s: float) -> Call:
     return Call("GET", f"/v1/tickets/{quote(name, '')}", asked, again=True)
 
 
-def acknowledge(name: str, cursors: list[str]) -> Call:
-    return Call("POST", f"/v1/subscriptions/{quote(name, '')}/ack", body=encode({"cursors": cursors}), again=True)
+def acknowledge(name: str, cursors: list[str], refused: str | None = None) -> Call:
+    told = {"cursors": cursors} if refused is None else {"cursors": cursors, "refused": refused}
+    return Call("POST", f"/v1/subscriptions/{quote(name, '')}/ack", body=encode(told), again=True)
 
 
 def events(stream: str, name: str | None, cursor: str | None) -> Call:

@@ -196,11 +196,14 @@ class RemoteDurableSubscription(RemoteSubscription):
             batches.append(batch)
         return batches
 
-    def ack(self, batches: Batch | Iterable[Batch]) -> None:
-        """The batches are dealt with for good; returns when the server has that on disk."""
+    def ack(self, batches: Batch | Iterable[Batch], *, refused: str | None = None) -> None:
+        """The batches are dealt with for good; returns when the server has that on disk.
+
+        ``refused``: why they are not wanted; the server has them as dead letters.
+        """
         done = [batches] if isinstance(batches, Batch) else list(batches)
         cursors = [cursor for b in done if (cursor := self._cursors.get((b.key, b.id))) is not None]
-        self._client.send(calls.acknowledge(self.name, cursors)).facts()
+        self._client.send(calls.acknowledge(self.name, cursors, refused)).facts()
         self._known.acknowledged(done)
         for batch in done:
             self._cursors.pop((batch.key, batch.id), None)

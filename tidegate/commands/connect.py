@@ -20,7 +20,8 @@ LOOK_S = 0.1
 def connect(
     path: Annotated[Path, typer.Argument(metavar="FILE", help=r"A TOML file with [\[source]] and [\[sink]] entries.")],
     check: Annotated[
-        bool, typer.Option("--check", help="Open every source once, take nothing, say whether it fits.")
+        bool,
+        typer.Option("--check", help="Look at every source and sink once, take and send nothing, say whether it fits."),
     ] = False,
     once: Annotated[
         bool, typer.Option("--once", help="Stop when all sources are finished and all sinks have it.")
@@ -35,7 +36,7 @@ def connect(
 
     Example: tidegate connect connector.toml --check
 
-    Exit code 1: a source has given up, or with --once a sink did not take everything; the reason is told.
+    Exit code 1: a source or sink has given up, or with --once a sink did not take everything; the reason is told.
     """
     from importlib import import_module
 

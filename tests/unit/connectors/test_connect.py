@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import socket
+import sqlite3
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -131,6 +134,84 @@ def test_a_source_that_gives_up_is_told(place: Path) -> None:
     assert "a.ndjson:25 is no row of orders" in source["error"]
 
 
+SINKS = {
+    "files": 'kind = "files"\nstream = "shipments"\ndirectory = "new/out"\n',
+    "sql": 'kind = "sql"\nstream = "shipments"\nurl = "sqlite:///target.sqlite"\ntable = "shipped"\n',
+    "webhook": 'kind = "webhook"\nstream = "shipments"\nurl = "http://127.0.0.1:{port}/"\n',
+}
+
+
+def with_sink(place: Path, told: str) -> Any:
+    head = 'app = "shop.py:app"\ndirectory = "shop.db"\n'
+    (place / "sink.toml").write_text(f'{head}[[sink]]\nname = "s"\n{told}')
+    return run("connect", "sink.toml", "--check", "--json")
+
+
+def test_sinks_are_checked_and_nothing_is_made(place: Path) -> None:
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as server:
+        port = server.getsockname()[1]
+        for kind, fits in (
+            ("files", "directory new/out will be made"),
+            ("sql", "table shipped will be made"),
+            ("webhook", f"127.0.0.1:{port} answers"),
+        ):
+            checked = with_sink(place, SINKS[kind].replace("{port}", str(port)))
+            assert checked.exit_code == 0, checked.output
+            assert json.loads(checked.stdout) == [{"sink": "s", "stream": "shipments", "fits": fits}]
+    assert not (place / "new").exists()
+    target = sqlite3.connect("target.sqlite")
+    assert target.execute("SELECT * FROM sqlite_master").fetchall() == []
+    target.execute("CREATE TABLE shipped (id INTEGER PRIMARY KEY, item TEXT)")
+    target.close()
+    assert "has its columns" in with_sink(place, SINKS["sql"]).stdout
+
+
+def test_sinks_that_would_not_do_are_told(place: Path) -> None:
+    target = sqlite3.connect("target.sqlite")
+    target.execute("CREATE TABLE shipped (place INTEGER PRIMARY KEY, id INT, price INT NOT NULL)")
+    target.execute("CREATE TABLE filled (place INTEGER PRIMARY KEY, id INT, item TEXT, price INT NOT NULL DEFAULT 7)")
+    target.close()
+    (place / "file").write_text("")
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as server:
+        free = server.getsockname()[1]
+    unreachable = SINKS["sql"].replace("sqlite:///target.sqlite", f"postgresql://nobody@127.0.0.1:{free}/x")
+    for sink, told in (
+        (SINKS["sql"], "it has no column item, which the stream has and its price is NOT NULL without a default"),
+        (unreachable, "can't deliver shipments to table shipped in postgresql"),
+        (SINKS["webhook"].replace("{port}", str(free)), f"can't deliver shipments to http://127.0.0.1:{free}/"),
+        (SINKS["files"].replace("new/out", "file/out"), "can't deliver shipments to file/out"),
+        (SINKS["files"] + 'partition_by = "ward"\n', "has no column ward"),
+    ):
+        result = with_sink(place, sink)
+        assert result.exit_code == 1
+        assert "sink[1] (s): " in str(result.exception)
+        assert told in str(result.exception)
+    assert with_sink(place, SINKS["sql"].replace('"shipped"', '"filled"')).exit_code == 0
+
+
+def test_a_row_that_is_refused_is_put_aside_after_so_many_tries(place: Path) -> None:
+    target = sqlite3.connect("target.sqlite")
+    target.execute("CREATE TABLE shipped (id INTEGER, item TEXT CHECK (item <> 'salt'))")
+    target.close()
+    (place / "in" / "b.csv").write_text("id,item\n3,rice\n")
+    source, _, _ = FILE.partition("[[sink]]")
+    (place / "connect.toml").write_text(f'{source}[[sink]]\nname = "s"\ntries = 2\n{SINKS["sql"]}')
+    done = run("connect", "connect.toml", "--once", "--json")
+    assert done.exit_code == 0, done.output
+    sink = json.loads(done.stdout)[1]
+    assert (sink["state"], sink["batches"], sink["refused"], sink["waiting"]) == ("open", 2, 1, 0)
+    target = sqlite3.connect("target.sqlite")
+    assert target.execute("SELECT item FROM shipped ORDER BY id").fetchall() == [("tea",), ("rice",)]
+    target.close()
+    from tidegate.loading import load_app
+
+    with tidegate.open(load_app("shop.py:app"), place / "shop.db") as engine:
+        (letter,) = engine.query("SELECT procedure, rows, error FROM tidegate.dead_letters").rows
+    assert letter.procedure == "delivery s"
+    assert "salt" in letter.rows
+    assert "CHECK constraint failed" in letter.error
+
+
 @pytest.mark.parametrize(
     ("was", "now", "told"),
     [
@@ -147,6 +228,8 @@ def test_a_source_that_gives_up_is_told(place: Path) -> None:
         ('path = "${PLACE}/in"', "path = 3", "source[1].path = 3: expected"),
         ("size = 1", 'size = "one"', "source[1].size = 'one': expected a positive whole number"),
         ("size = 1", "follow = 1", "source[1].follow = 1: expected bool"),
+        ('format = "csv"', "tries = 0", "sink[1].tries = 0: expected a positive whole number"),
+        ('format = "csv"', "size = 1", "unknown key sink[1].size"),
         ("size = 1", "colour = 1", "unknown key source[1].colour; there are path, format, follow"),
         ("${PLACE}", "${NOWHERE}", "key path names the environment variable NOWHERE, which is not set"),
         ('format = "csv"', 'format = "xml"', "sink[1]: FileSink(format='xml')"),
@@ -187,3 +270,5 @@ def test_what_the_connectors_do_is_there_for_prometheus(place: Path) -> None:
     assert 'tidegate_source_rejected_total{source="orders"} 1' in told
     assert 'tidegate_source_lag{source="orders"} 0' in told
     assert 'tidegate_sink_batches_total{sink="out"} 2' in told
+    assert 'tidegate_sink_waiting{sink="out"} 0' in told
+    assert 'tidegate_sink_refused_total{sink="out"} 0' in told

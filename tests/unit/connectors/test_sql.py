@@ -169,7 +169,7 @@ def test_a_table_that_lacks_columns_is_refused_by_name(
     with database.begin() as connection:
         connection.execute(sa.text("CREATE TABLE target (phrase VARCHAR(99))"))
     engine = open_engine(words, tmp_path / "db")
-    with pytest.raises(SinkError, match=r"has no column word.*it has phrase.*ALTER TABLE") as caught:
+    with pytest.raises(SinkError, match=r"table target \(phrase\) .*has no column word.*ALTER TABLE") as caught:
         engine.deliver("words", SqlSink(database, "target"))
     assert caught.value.missing == ["word"]  # type: ignore[attr-defined]
 

@@ -175,6 +175,22 @@ def test_the_slot_moves_only_after_the_rows_are_in(open_engine: Open, tmp_path: 
     assert engine.query("SELECT count(*) FROM copy").scalar() == 2
 
 
+def test_a_slot_that_is_gone_is_told(open_engine: Open, tmp_path: Path, changing: sa.Engine) -> None:
+    """A new one would begin behind the changes that were lost with it."""
+    engine = open_engine(keeping("op VARCHAR NOT NULL, id BIGINT NOT NULL, name VARCHAR"), tmp_path / "db")
+    source = PostgresChanges(changing, "things", slot="follow", ignore_unknown=True)
+    ingestion = engine.ingest("things", source, "in")
+    with changing.begin() as connection:
+        connection.execute(sa.text("INSERT INTO things (id, name) VALUES (91, 'a')"))
+    assert ingestion.pump(60) == 1
+    ingestion.close()
+    source.drop()
+    with changing.begin() as connection:
+        connection.execute(sa.text("INSERT INTO things (id, name) VALUES (92, 'b')"))
+    with pytest.raises(SourceError, match=r"slot follow in .* is gone .*Ingest under a new name"):
+        engine.ingest("things", PostgresChanges(changing, "things", slot="follow", ignore_unknown=True), "in")
+
+
 def test_mistakes_with_changes_are_told(open_engine: Open, changing: sa.Engine) -> None:
     engine = open_engine(keeping())
     with pytest.raises(SourceError, match="no column 'op'"):
