@@ -16,6 +16,7 @@ results do not depend on batches.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -371,6 +372,10 @@ class BlockState(PaneState):
             self.panes.put(f.name, place, partials[f.name])
 
     # ---- what is held
+
+    def _kept(self) -> Iterable[Any]:
+        tables = [(t.index, t.free, t.pools) for t in (self.panes, self.suffix)]
+        return *super()._kept(), self._arrays(), self.prefix, tables
 
     def contents(self) -> Any:
         found = {}

@@ -9,6 +9,7 @@ When there are many panes to a window, merging them all each time would cost too
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import gcd
 from typing import Any, NamedTuple
 
@@ -93,6 +94,9 @@ class PaneState(ColumnState):
 
     def _held(self) -> int:
         return int(np.count_nonzero(self._live()))
+
+    def _kept(self) -> Iterable[Any]:
+        return self.keys, self.codes, self.seen, self.tags, self.ring
 
     def contents(self) -> Any:
         live = self._live()
