@@ -21,7 +21,7 @@ LISTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("waiting for people", "questions", ("stream", "key", "batch_id", "unit", "asked_s", "deadline_in_s")),
     ("low-water marks", "low_water_marks", ("item", "position", "held_by")),
     ("unfinished", "executions", ("position", "unit", "key", "state", "reason", "running_s")),
-    ("windows", "windows", ("procedure", "name", "key", "kind", "held", "fired", "late")),
+    ("windows", "windows", ("procedure", "name", "key", "kind", "held", "bytes", "fired", "late")),
     ("merges", "recent_merges", ("number", "rows", "seconds", "at_time")),
     ("aborts", "recent_aborts", ("position", "procedure", "batch_id", "reason")),
     ("dead letters", "recent_dead_letters", ("position", "procedure", "stream", "batch_id", "error")),

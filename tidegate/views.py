@@ -181,6 +181,7 @@ def _windows(engine: Engine) -> Iterable[tuple[Any, ...]]:
             str(spec),
             told,
             state.held(),
+            state.bytes_held(),
             state.fired,
             watermark,
             state.late,
@@ -264,7 +265,7 @@ VIEWS = {
         SystemView(
             "windows",
             "procedure VARCHAR, name VARCHAR, stream VARCHAR, key VARCHAR, kind VARCHAR, computes VARCHAR, "
-            "held BIGINT, fired BIGINT, watermark TIMESTAMP, late BIGINT",
+            "held BIGINT, bytes BIGINT, fired BIGINT, watermark TIMESTAMP, late BIGINT",
             _windows,
         ),
         SystemView(

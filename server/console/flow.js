@@ -81,7 +81,7 @@ export function showFlow(now, before) {
   ], Object.entries(now.commits).map(([unit, count]) => ({ unit, count, speed: perSecond(now, before, "commits", unit) })), "Nothing has run yet."));
   put("windows", table([
     ["window", (row) => `${row.procedure}.${row.name}`], ["key", "key"], ["kind", "kind"],
-    ["held", "held"], ["fired", "fired"], ["late", "late"],
+    ["held", "held"], ["bytes", (row) => bytes(row.bytes)], ["fired", "fired"], ["late", "late"],
   ], now.windows.slice(0, 12), "No windows hold anything."));
   put("merges", table([
     ["merge", "number"], ["rows", "rows"], ["took", (row) => seconds(row.seconds)], ["at", (row) => clock(row.at_time)],

@@ -16,8 +16,8 @@ results do not depend on batches.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
@@ -27,53 +27,13 @@ from tidegate.streams.windows.fields import ROWS
 from tidegate.streams.windows.keys import ascending
 from tidegate.streams.windows.kinds import WindowSpec
 from tidegate.streams.windows.pages import Pages, flat
-from tidegate.streams.windows.panes import Names, PaneState, Part, Partials, results_of
+from tidegate.streams.windows.panes import Names, PaneState, Part, results_of
 from tidegate.streams.windows.results import ResultRows, Results
+from tidegate.streams.windows.runs import Groups, Partials, Run, Suffixes, side_by_side
 from tidegate.streams.windows.states import Frontier, Taken
 from tidegate.streams.windows.times import NEVER, Step
 
 SOME = 256  # keys looked at together
-ROOMY = 8  # places in a table for each pane in it, at most
-
-
-class Run(NamedTuple):
-    """Complete panes, by key and number; those left out have no rows and end no window that has.
-
-    ``local``: the key's place in the batch, or -1.
-    """
-
-    code: Array
-    local: Array
-    pane: Array
-    partials: Partials
-
-
-class Groups(NamedTuple):
-    """The runs of one key and one block each: where each begins and ends; and the group of each pane, and its place
-    in its block.
-
-    ``at``: the key's place in the state (0 for those it has not); ``fresh``: it is not the block the state has in progress.
-    """
-
-    starts: Array
-    ends: Array
-    code: Array
-    block: Array
-    at: Array
-    fresh: Array
-    of: Array
-    slot: Array
-
-
-class Suffixes(NamedTuple):
-    """Blocks that became complete: their groups, ascending, and the merges from each of their panes to the end.
-
-    ``row``: of the group before each group, its row in these tables if windows of the group begin in it, else -1.
-    """
-
-    groups: Array
-    tables: Partials  # [block, pane]
-    row: Array
 
 
 class BlockState(PaneState):
@@ -150,19 +110,17 @@ class BlockState(PaneState):
         with np.errstate(all="ignore"):  # NaN and infinity are values like any other
             part = self._part(columns, step)
             run = self._counted(part) if self.by_count else self._passed(part, frontier)
-            groups = self._groups(run)
+            groups = self._groups(part, run)
             prefix = self._prefixes(run, groups)
             suffixes = None if self.landmark else self._suffixes(run, groups)
             results = self._fired(part, run, groups, prefix, suffixes)
         return Taken(lambda: self._commit(part, run, groups, prefix, suffixes, frontier), len(results), [], results)
 
     def _counted(self, part: Part) -> Run:
-        """Panes of tuples: those whose last row has come."""
+        """Panes of tuples: complete are those whose last row has come."""
         complete = (part.seen + part.lengths) // self.pane
-        done = (part.pane < complete.take(part.key)).nonzero()[0]
-        partials = {name: array.take(done, axis=0) for name, array in part.partials.items()}
-        local = part.key.take(done)
-        return Run(part.codes.take(local), local, part.pane.take(done), partials)
+        done = part.pane < complete.take(part.key)
+        return Run(part.codes.take(part.key), part.key, part.pane, part.partials, part.last, done)
 
     def _passed(self, part: Part, frontier: Frontier) -> Run:
         """Panes of time or batches: those that the frontier has passed, those without rows too where a window needs them."""
@@ -188,7 +146,8 @@ class BlockState(PaneState):
             partials[f.name] = table
         local = np.full(len(self.keys) + len(part.codes) + 1, -1)
         local[part.codes] = np.arange(len(part.codes))
-        return Run(all_code, local[all_code], all_pane, partials)
+        last = np.flatnonzero(np.diff(all_code, append=-1))
+        return Run(all_code, local[all_code], all_pane, partials, last, None)
 
     def _without_gaps(self, code: Array, pane: Array, reach: Array, upto: int) -> tuple[Array, Array]:
         """Every (key, pane) that ends a window with rows in it: up to n panes behind each pane that has rows."""
@@ -210,40 +169,40 @@ class BlockState(PaneState):
         fresh[1:] = (both[:, 1:] != both[:, :-1]).any(axis=0)
         return both[0, fresh], both[1, fresh]
 
-    def _groups(self, run: Run) -> Groups:
-        block, count = run.pane // self.per_window, len(run.pane)
-        slot = run.pane - block * self.per_window
-        change = block[1:] != block[:-1]
-        change |= run.code[1:] != run.code[:-1]
-        inner = change.nonzero()[0]
-        edges = np.zeros(len(inner) + 2 if count else 1, "i8")
-        edges[1:-1], edges[-1] = inner + 1, count
-        starts, ends = edges[:-1], edges[1:]
+    def _groups(self, part: Part, run: Run) -> Groups:
+        n, count = self.per_window, len(run.pane)
+        block = run.pane // n
+        slot = run.pane - block * n
+        if self.by_count:  # panes without gaps: a block begins with its first
+            begins = slot == 0
+            begins[part.first] = True
+        else:
+            begins = np.ones(count, bool)
+            np.not_equal(block[1:], block[:-1], out=begins[1:])
+            begins[1:] |= run.code[1:] != run.code[:-1]
+        starts = begins.nonzero()[0]
+        ends = np.empty_like(starts)
+        ends[:-1], ends[-1:] = starts[1:], count
+        lengths = ends - starts
         code, block = run.code.take(starts), block.take(starts)
-        at, known = self._stored(code)
-        fresh = self.block.take(at) != block
-        if known is not True:
-            fresh |= ~known
-        return Groups(starts, ends, code, block, at, fresh, np.arange(len(starts)).repeat(ends - starts), slot)
+        at, known = self._stored(code, part.new)
+        going_on = slot.take(starts) > 0 if self.by_count else (self.block.take(at) == block) & known
+        row, tables = side_by_side(lengths)
+        place = (row + 1 - starts).repeat(lengths)
+        place += np.arange(count)
+        of = np.arange(len(starts)).repeat(lengths)
+        return Groups(starts, ends, code, block, at, going_on.nonzero()[0], of, slot, row, place, tables)
 
     def _prefixes(self, run: Run, groups: Groups) -> Partials:
-        """For each pane, the merge of its block up to it."""
-        before: Partials = {}
-        for f in self.fields:
-            before[f.name] = carried = self.prefix[f.name].take(groups.at, axis=0)
-            carried[groups.fresh] = f.identity()
-        had = has = None
+        """At each pane's place the merge of its block up to it; at the beginning of a group's row, of what there was before."""
+        at, has = groups.at.take(groups.begun), None
         if self.asks:
-            had = ~groups.fresh if self.by_count else before[ROWS] > 0
-            has = self._has(run.partials, len(run.code))
-        found: Partials = {f.name: np.empty_like(run.partials[f.name]) for f in self.fields}
-        for table in tables_of(groups):
-            has_row = None if has is None else table.of(has)
-            had_row = None if had is None else had[table.groups]
-            for f in self.fields:
-                row = table.of(run.partials[f.name])
-                table.put(found[f.name], f.scan(row, has_row, before[f.name][table.groups], had_row))
-        return found
+            had = np.ones(len(at), bool) if self.by_count else self.prefix[ROWS].take(at) > 0
+            has = groups.filled(had, self._has(run.partials, len(run.code)))
+        return {
+            f.name: groups.scanned(f, self.prefix[f.name].take(at, axis=0), run.partials[f.name], has)
+            for f in self.fields
+        }
 
     def _has(self, partials: Partials, count: int) -> Array:
         """Which of these complete panes have rows? Those of tuples always do."""
@@ -251,62 +210,79 @@ class BlockState(PaneState):
 
     def _suffixes(self, run: Run, groups: Groups) -> Suffixes:
         """Of each block that becomes complete, the merges from each of its panes to its end."""
-        n, row = self.per_window, np.full(len(groups.code) + 1, -1)
-        complete = groups.slot.take(groups.ends - 1) == n - 1
+        n, tails = self.per_window, groups.ends - 1
+        complete = groups.slot.take(tails) == n - 1
+        if run.done is not None:
+            complete &= run.done.take(tails)
         which = complete.nonzero()[0]
+        row = np.full(len(tails) + 1, -1)
         if not len(which):
             return Suffixes(which, {}, row)
         row[which] = np.arange(len(which))
-        inside = complete.take(groups.of).nonzero()[0]
         width = self.panes.width
-        place = row.take(groups.of.take(inside)) * width + groups.slot.take(inside)
+        inside = complete.take(groups.of).nonzero()[0]
+        place = row.take(groups.of.take(inside))
+        place *= width
+        place += groups.slot.take(inside)
         at, tables = groups.at.take(which), {}
+        fresh = None if self.by_count else ~np.isin(which, groups.begun)  # for tuples, every pane is written anew
         for f in self.fields:
             tables[f.name] = table = self.panes.rows(f.name, at)
-            if not self.by_count:
-                table[groups.fresh.take(which)] = f.identity()
+            if fresh is not None:
+                table[fresh] = f.identity()
             flat(table)[place] = run.partials[f.name].take(inside, axis=0)
         has = None
         if self.asks:
             has = np.arange(width) < np.full((len(which), 1), n) if self.by_count else tables[ROWS] > 0
         for f in self.fields:
-            tables[f.name] = f.scan_back(tables[f.name], has)
+            f.scan_back(tables[f.name], has)
         other = groups.code[1:] != groups.code[:-1]
-        other |= groups.block[1:] != groups.block[:-1] + 1
+        if not self.by_count:  # there, no block is missing
+            other |= groups.block[1:] != groups.block[:-1] + 1
         row[:-2][other] = -1
         return Suffixes(which, tables, row)
 
     # ---- what fires
 
     def _fired(self, part: Part, run: Run, groups: Groups, prefix: Partials, suffixes: Suffixes | None) -> ResultRows:
-        n, s = self.per_window, self.per_slide
-        first = run.pane // n * n if self.landmark else run.pane + (1 - n)
-        ends = first >= (NEVER if self.spec.by_time else 0)
-        if s > 1 and not self.landmark:
-            ends &= first % s == 0
-        which = ends.nonzero()[0]
+        which = self._ending(run)
         if not len(which):
             return self.results.none()
-        names = self._names(part)
-        which = which.take(self._order(part, run, names, which))
-        code, pane = run.code.take(which), run.pane.take(which)
-        merged = {name: array.take(which, axis=0) for name, array in prefix.items()}
+        names = Names(self.keys, part.new)
+        which = self._ordered(part, run, names, which)
+        code, number, place = run.code.take(which), run.pane.take(which), groups.place.take(which)
+        merged = {name: array.take(place, axis=0) for name, array in prefix.items()}
         if suffixes is not None:
             merged = self._with_suffix(groups, which, merged, suffixes)
-        number = pane if self.landmark else first.take(which) if s == 1 else first.take(which) // s
+            number -= self.per_window - 1
+            if self.per_slide > 1:
+                number //= self.per_slide
         if not self.by_count and not (some := merged[ROWS] > 0).all():
             code, number, merged = code[some], number[some], {name: array[some] for name, array in merged.items()}
         return results_of(self, names, code, number, merged)
 
-    def _order(self, part: Part, run: Run, names: Names, which: Array) -> Array:
+    def _ending(self, run: Run) -> Array:
+        """The panes that are the last of a window."""
+        before, s = self.per_window - 1, self.per_slide
+        if self.landmark:
+            return np.arange(len(run.pane)) if run.done is None else run.done.nonzero()[0]
+        ends = run.pane >= (NEVER if self.spec.by_time else before)
+        if run.done is not None:
+            ends &= run.done
+        if s > 1:
+            ends &= (run.pane - before) % s == 0
+        return ends.nonzero()[0]
+
+    def _ordered(self, part: Part, run: Run, names: Names, which: Array) -> Array:
         """Windows of tuples come in the order of their last rows, others by number and key."""
-        pane = run.pane.take(which)
         if not self.by_count:
-            return np.lexsort([names.ranks(run.code.take(which)), pane])
+            return which.take(np.lexsort([names.ranks(run.code.take(which)), run.pane.take(which)]))
         if part.groups.order is None:
-            return np.arange(len(pane))
-        row = pane * self.pane + (part.groups.starts + (self.pane - 1) - part.seen).take(run.local.take(which))
-        return ascending(part.groups.order.take(row), len(part.groups.order))
+            return which
+        row = run.pane.take(which)
+        row *= self.pane
+        row += (part.groups.starts + (self.pane - 1) - part.seen).take(run.local.take(which))
+        return which.take(ascending(part.groups.order.take(row), len(part.groups.order)))
 
     def bounds(self, numbers: Array) -> tuple[Array, Array]:
         if not self.landmark:
@@ -355,8 +331,9 @@ class BlockState(PaneState):
     ) -> None:
         self._store(part)
         if suffixes is not None and suffixes.tables:
-            code = groups.code[suffixes.groups]
-            self.suffix_block[code] = groups.block[suffixes.groups]  # of several blocks of one key the last one stays
+            code = groups.code.take(suffixes.groups)
+            if not self.by_count:
+                self.suffix_block[code] = groups.block.take(suffixes.groups)  # of several of one key the last one stays
             self.suffix.put_rows(code, suffixes.tables)
         if len(run.code):
             self._go_on(run, groups, prefix)
@@ -366,27 +343,39 @@ class BlockState(PaneState):
             self.complete_to = max(self.complete_to, frontier.after // self.pane)
         self._let_go()
 
+    def _store_panes(self, part: Part) -> None:
+        """Of each key the last pane, which may be open."""
+        self.flat_tags[part.codes] = part.pane.take(part.last)
+        for f in self.fields:
+            self.flat[f.name][part.codes] = part.partials[f.name].take(part.last, axis=0)
+
     def _go_on(self, run: Run, groups: Groups, prefix: Partials) -> None:
         """Keep the panes of the blocks in progress, and their merge."""
-        last = np.ones(len(groups.code), bool)  # of its key
-        np.not_equal(groups.code[1:], groups.code[:-1], out=last[:-1])
-        code, tail = groups.code[last], groups.ends[last] - 1
-        self.block[code] = groups.block[last]
+        code, kept = run.code.take(run.last), groups.place.take(run.last)
+        if run.done is not None:
+            kept -= ~run.done.take(run.last)  # the place before has what is complete
         for f in self.fields:
-            self.prefix[f.name][code] = prefix[f.name].take(tail, axis=0)
+            self.prefix[f.name][code] = prefix[f.name].take(kept, axis=0)
+        owner, slot, partials = run.code, groups.slot, run.partials
+        if not self.by_count:
+            last = groups.of.take(run.last)
+            self.block[code] = groups.block.take(last)
+            if not self.landmark:  # where panes are missing, none of an earlier block may stand
+                inside = np.isin(groups.of, last).nonzero()[0]
+                owner, slot = owner.take(inside), slot.take(inside)
+                partials = {name: array.take(inside, axis=0) for name, array in partials.items()}
+                self.panes.clear(groups.code.take(np.setdiff1d(last, groups.begun)))
         if self.landmark:
             return
-        owner, slot, partials = run.code, groups.slot, run.partials
-        if not self.by_count:  # where panes are missing, none of an earlier block may stand
-            inside = last.take(groups.of).nonzero()[0]
-            owner, slot = owner.take(inside), slot.take(inside)
-            partials = {name: array.take(inside, axis=0) for name, array in partials.items()}
-            self.panes.clear(groups.code[last & groups.fresh])
         place = self.panes.opened(owner, slot)
         for f in self.fields:
             self.panes.put(f.name, place, partials[f.name])
 
     # ---- what is held
+
+    def _kept(self) -> Iterable[Any]:
+        tables = [(t.index, t.free, t.pools) for t in (self.panes, self.suffix)]
+        return *super()._kept(), self._arrays(), self.prefix, tables
 
     def contents(self) -> Any:
         found = {}
@@ -424,43 +413,3 @@ def _address(code: Array, pane: Array, among: Array) -> Array:
     known = np.unique(among)
     address: Array = code * len(known) + np.searchsorted(known, pane)
     return address
-
-
-class Table(NamedTuple):
-    """Groups side by side, to be worked on at once: their panes, and the place of each in the table."""
-
-    height: int
-    width: int
-    groups: Array | slice
-    panes: Array | slice
-    place: Array
-
-    def of(self, partials: Array) -> Array:
-        """What stands behind a group's last pane is never looked at."""
-        table = np.zeros((self.height, self.width, *partials.shape[1:]), partials.dtype)
-        flat(table)[self.place] = partials[self.panes]
-        return table
-
-    def put(self, found: Array, table: Array) -> None:
-        found[self.panes] = flat(table).take(self.place, axis=0)
-
-
-def tables_of(groups: Groups) -> Iterator[Table]:
-    """All groups, in one table unless it would be mostly empty: then none stands beside one of more than twice its length."""
-    lengths, every = groups.ends - groups.starts, slice(None)
-    if not len(lengths):
-        return
-    column = np.arange(len(groups.of)) - groups.starts.take(groups.of)
-    width = int(lengths.max())
-    if len(lengths) * width <= ROOMY * len(column):
-        yield Table(len(lengths), width, every, every, groups.of * width + column)
-        return
-    left = np.arange(len(lengths))
-    while len(left):
-        width = int(lengths[left].max())
-        small = 2 * lengths[left] < width
-        which, left = left[~small], left[small]
-        row = np.full(len(lengths), -1)
-        row[which] = np.arange(len(which))
-        panes = np.flatnonzero(row[groups.of] >= 0)
-        yield Table(len(which), width, which, panes, row[groups.of[panes]] * width + column[panes])

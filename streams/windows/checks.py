@@ -11,7 +11,8 @@ def check_columns(spec: WindowSpec, relation: Relation, what: str) -> None:
     """The columns a window names are there, and of a type that fits."""
     until = spec.until if isinstance(spec.until, str) else None
     named = [("on", spec.on), ("source", spec.source), ("punctuation", spec.punctuation), ("close or until", until)]
-    for role, name in [*named, *(("by", by) for by in spec.by)]:
+    computed = () if spec.compute is None else spec.compute.columns(relation)
+    for role, name in [*named, *(("by", by) for by in spec.by), *(("compute", column) for column in computed)]:
         if name is not None and name not in relation.index_of:
             columns = ", ".join(relation.index_of)
             raise DeclarationError(

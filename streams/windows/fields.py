@@ -76,25 +76,21 @@ class Field(ABC):
             some = None if has is None else some | has[i]
         return total
 
-    def scan(self, table: Array, has: Has, before: Array, had: Has) -> Array:
-        """Of each row of ``table``, merged partials of the first, the first two, …, with ``before`` in front of them.
-
-        The table becomes what is found; likewise in ``scan_back``.
-        """
-        for i in range(table.shape[1]):
+    def scan(self, table: Array, has: Has) -> None:
+        """Of each row of ``table``, merged partials of the first, the first two, … in their place."""
+        some = None if has is None else has[:, 0]
+        for i in range(1, table.shape[1]):
             now = None if has is None else has[:, i]
-            table[:, i] = before = self.merge(before, table[:, i], had, now)
-            had = None if now is None else had | now
-        return table
+            table[:, i] = self.merge(table[:, i - 1], table[:, i], some, now)
+            some = None if now is None else some | now
 
-    def scan_back(self, table: Array, has: Has) -> Array:
-        """Of each row of ``table``, merged partials of all, all but the first, …, folded from the last one backwards."""
+    def scan_back(self, table: Array, has: Has) -> None:
+        """Of each row of ``table``, merged partials of all, all but the first, … in their place, from the last one backwards."""
         some = None if has is None else has[:, -1]
         for i in range(table.shape[1] - 2, -1, -1):
             now = None if has is None else has[:, i]
             table[:, i] = self.merge(table[:, i], table[:, i + 1], now, some)
             some = None if now is None else some | now
-        return table
 
     def _values(self, columns: Columns, segments: Segments) -> tuple[Array, Array, bool]:
         """The column's values that are not NULL, the segment of each, and whether that is all of them."""
@@ -125,15 +121,12 @@ class _Ufunc(Field):
         found: Array = self.ufunc.accumulate(table, axis=0)[-1] if self.in_order else self.ufunc.reduce(table, axis=0)
         return found
 
-    def scan(self, table: Array, has: Has, before: Array, had: Has) -> Array:
-        table[:, 0] = self.ufunc(before, table[:, 0])
+    def scan(self, table: Array, has: Has) -> None:
         self.ufunc.accumulate(table, axis=1, out=table)
-        return table
 
-    def scan_back(self, table: Array, has: Has) -> Array:
+    def scan_back(self, table: Array, has: Has) -> None:
         backwards = table[:, ::-1]
         self.ufunc.accumulate(backwards, axis=1, out=backwards)
-        return table
 
 
 class Counted(_Ufunc):

@@ -163,11 +163,7 @@ class _Written(Function):
         return self._returns
 
     def columns(self, relation: Relation) -> Sequence[str]:
-        if self._columns is None:
-            return relation.column_names
-        for name in self._columns:
-            relation.column(name)
-        return self._columns
+        return relation.column_names if self._columns is None else self._columns
 
 
 class Whole(_Written):

@@ -20,6 +20,7 @@ from tidegate.streams.windows.joins import JoinSpec, Output, check_join
 from tidegate.streams.windows.kinds import first_window, last_window
 from tidegate.streams.windows.matching import NO_KEY, Found, KeyCodes, matches, spread
 from tidegate.streams.windows.results import EPOCH, ResultRows, Slide
+from tidegate.streams.windows.sizes import bytes_of
 from tidegate.streams.windows.states import LATE_SHOWN
 from tidegate.streams.windows.times import NEVER
 
@@ -320,6 +321,10 @@ class JoinState:
     def held(self) -> int:
         """How many rows are kept for results that can still come."""
         return sum(map(len, self.sides))
+
+    def bytes_held(self) -> int:
+        """How much memory all that is kept takes."""
+        return bytes_of(self.sides, self._codes.codes, self.late_rows)
 
     def contents(self) -> Any:
         """What is held, as plain values that can be compared."""

@@ -216,8 +216,9 @@ def window(
     }  # fmt: skip
     named = [name for name, value in given.items() if value is not None]
     if len(named) != 1:
+        hint = ". What ends a session early is close=" if named == ["session", "until"] else ""
         raise DeclarationError(
-            f"window over {stream}: give exactly one of {', '.join(given)}; got {', '.join(named) or 'none'}"
+            f"window over {stream}: give exactly one of {', '.join(given)}; got {', '.join(named) or 'none'}{hint}"
         )
     lengths = Lengths(f"window over {stream}")
     kind, size, step = _range_and_slide(named[0], given[named[0]], slide, slide_rows, slide_time, lengths, on)
@@ -286,6 +287,15 @@ def _range_and_slide(
             raise DeclarationError(f"{what}: {name} must be a positive whole number, got {value!r}")
         return value
 
+    if named == "count" and isinstance(slide, (str, dt.timedelta)):
+        raise DeclarationError(
+            f"{what}: slide must be a positive whole number, got {slide!r}; in time, it is slide_time="
+        )
+    if named == "time" and isinstance(size, (str, dt.timedelta)) and isinstance(slide, int):
+        raise DeclarationError(
+            f"{what}: slide is {slide!r}, but the other lengths are lengths of time; use one of the two throughout. In "
+            f"rows, it is slide_rows="
+        )
     for name, value, wanted in (("slide_rows", slide_rows, "time"), ("slide_time", slide_time, "count")):
         if value is not None and (named != wanted or slide is not None):
             raise DeclarationError(f"{what}: {name} goes with {wanted}=, in place of slide=")
@@ -331,8 +341,12 @@ def _refuse_contradictions(spec: WindowSpec) -> None:
         raise DeclarationError(
             f"{what}: windows of whole batches follow arrival, not the time in a column; leave out on="
         )
+    if len(set(spec.by)) < len(spec.by):
+        raise DeclarationError(f"{what}: by= names a column twice: {', '.join(spec.by)}")
     if not spec.in_event_order or spec.on is None:
-        for name, value in (("delay", spec.delay), ("source", spec.source), ("punctuation", spec.punctuation)):
+        late = spec.late != "drop"
+        named = ("delay", spec.delay), ("late", late), ("source", spec.source), ("punctuation", spec.punctuation)
+        for name, value in named:
             if value:
                 raise DeclarationError(f"{what}: {name}= is about event time; name its column with on=")
     if spec.idle_us is not None and spec.source is None:

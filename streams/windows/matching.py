@@ -16,10 +16,10 @@ class KeyCodes:
     """Numbers for join keys, so that comparing two keys is comparing two numbers."""
 
     def __init__(self) -> None:
-        self._codes: dict[Key, int] = {}
+        self.codes: dict[Key, int] = {}
 
     def __len__(self) -> int:
-        return len(self._codes)
+        return len(self.codes)
 
     def of(self, columns: Columns, names: list[str]) -> Array:
         """The code of each row's key. Keys seen for the first time get a new one."""
@@ -28,7 +28,7 @@ class KeyCodes:
         groups = grouped(columns, names)
         known = np.empty(len(groups.keys), "i8")
         for place, key in enumerate(groups.keys):
-            known[place] = NO_KEY if None in key else self._codes.setdefault(key, len(self._codes))
+            known[place] = NO_KEY if None in key else self.codes.setdefault(key, len(self.codes))
         if groups.order is None:
             return np.empty(0, "i8")
         codes = np.empty(len(columns), "i8")

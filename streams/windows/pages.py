@@ -1,7 +1,7 @@
 """Tables of (key, pane) that take room only where something was written.
 
-A row is cut into pages of about √n places, so that a key with one pane takes about 2√n numbers and not n. Page 0 is
-always empty: what was never written is read from it. All fields share one index::
+A long row is cut into pages of about √n places, so that a key with one pane takes about 2√n numbers and not n; a short one is
+a page. Page 0 is always empty: what was never written is read from it. All fields share one index::
 
     index   pane 0…3  4…7  8…11          pool   page 0  empty
     key a          1    2     0                      1  panes 0…3 of a
@@ -19,6 +19,8 @@ import numpy as np
 from tidegate.streams.windows.columns import Array
 from tidegate.streams.windows.fields import Field
 
+SHORT = 256  # columns of a row that is not cut into pages
+
 FieldName = tuple[str, str | None]
 
 
@@ -27,7 +29,7 @@ class Pages:
 
     def __init__(self, fields: Sequence[Field], columns: int, room: int) -> None:
         self.fields = fields
-        self.shift = max(6, (columns.bit_length() + 1) // 2)
+        self.shift = (columns - 1).bit_length() if columns <= SHORT else max(6, (columns.bit_length() + 1) // 2)
         self.size = 1 << self.shift  # places in a page: a power of two, since dividing is slow
         self.per_row = -(-columns // self.size)
         self.width = self.per_row * self.size
@@ -43,9 +45,14 @@ class Pages:
 
     def places(self, rows: Array, columns: Array) -> Array:
         """Where these stand in the pools."""
+        if self.per_row == 1:
+            places: Array = self.index.reshape(-1).take(rows)
+            places <<= self.shift
+            places += columns
+            return places
         cells = rows * self.per_row
         cells += columns >> self.shift
-        places: Array = self.index.reshape(-1).take(cells)
+        places = self.index.reshape(-1).take(cells)
         places <<= self.shift
         places += columns & (self.size - 1)
         return places
@@ -55,8 +62,9 @@ class Pages:
 
     def rows(self, name: FieldName, which: Any) -> Array:
         """Whole rows, as a table of their own."""
-        found: Array = self.pools[name][self.index[which]]
-        return found.reshape(len(found), self.width, *found.shape[3:])
+        pages = self.index[which]
+        found: Array = self.pools[name].take(pages.reshape(-1), axis=0)
+        return found.reshape(len(pages), self.width, *found.shape[2:])
 
     # ---- writing
 
@@ -75,10 +83,11 @@ class Pages:
 
     def put_rows(self, which: Array, tables: dict[FieldName, Array]) -> None:
         """Write whole rows; of several for one key the last one stays."""
-        if not self.index[which].all():
+        pages = self.index.take(which, axis=0)
+        if not pages.all():
             cells = np.unique(which)[:, None] * self.per_row + np.arange(self.per_row)
             self._open(cells[self.index.reshape(-1)[cells] == 0])
-        pages = self.index[which]
+            pages = self.index.take(which, axis=0)
         for name, table in tables.items():
             self.pools[name][pages] = table.reshape(*pages.shape, self.size, *table.shape[2:])
 

@@ -10,6 +10,7 @@ Panes are gcd(W, S) long (a landmark window's: S), so that every window is a row
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -170,6 +171,9 @@ class PaneResultState(ColumnState):
 
     def _held(self) -> int:
         return sum(kept.rows + len(kept.panes) for kept in self.by_key.values())
+
+    def _kept(self) -> Iterable[Any]:
+        return [self.by_key]
 
     def contents(self) -> Any:
         return {

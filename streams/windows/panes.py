@@ -9,6 +9,7 @@ When there are many panes to a window, merging them all each time would cost too
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import gcd
 from typing import Any, NamedTuple
 
@@ -21,11 +22,11 @@ from tidegate.streams.windows.functions import Aggregates
 from tidegate.streams.windows.keys import Groups, Key, ascending, grouped, sort_key
 from tidegate.streams.windows.kinds import WindowSpec, first_window
 from tidegate.streams.windows.results import ResultRows, Results
-from tidegate.streams.windows.segments import by_count, by_time, of_one_pane
+from tidegate.streams.windows.segments import Cuts, by_count, by_time, of_one_pane
 from tidegate.streams.windows.states import ColumnState, Frontier, Taken
 from tidegate.streams.windows.times import NEVER, Step
 
-MERGED_DIRECTLY = 32  # panes to a window, at most
+MERGED_DIRECTLY = 16  # panes to a window, at most: where blocks begin to cost less
 MANY = 1_000  # keys, before looking for some to forget
 
 FieldName = tuple[str, str | None]
@@ -33,17 +34,20 @@ Partials = dict[FieldName, Array]
 
 
 class Part(NamedTuple):
-    """One batch by key and pane. ``codes``: each key's place in the state; ``seen``: how many of its rows came before,
-    ``lengths``: how many now; ``key``, ``pane``: of each segment; ``first``: each key's first segment.
+    """One batch by key and pane. ``codes``: each key's place in the state; ``new``: the keys that it brings; ``seen``: how many
+    rows of each key came before, ``lengths``: how many now; ``key``, ``pane``: of each segment; ``first``, ``last``: of each key
+    its first and its last.
     """
 
     groups: Groups
     codes: Array
+    new: list[Key]
     seen: Array
     lengths: Array
     key: Array
     pane: Array
     first: Array
+    last: Array
     partials: Partials
 
 
@@ -91,6 +95,9 @@ class PaneState(ColumnState):
     def _held(self) -> int:
         return int(np.count_nonzero(self._live()))
 
+    def _kept(self) -> Iterable[Any]:
+        return self.keys, self.codes, self.seen, self.tags, self.ring
+
     def contents(self) -> Any:
         live = self._live()
         found = {}
@@ -130,12 +137,13 @@ class PaneState(ColumnState):
 
     def _part(self, columns: Columns, step: Step | None) -> Part:
         groups = grouped(columns, self.spec.by)
-        codes, lengths = self._codes(groups.keys), groups.ends - groups.starts
-        seen = self._seen(codes) if self.by_count else lengths  # asked for by windows of tuples only
+        codes, new = self._codes(groups.keys)
+        lengths = groups.ends - groups.starts
+        seen = self._seen(codes, new) if self.by_count else lengths  # asked for by windows of tuples only
         if not len(codes):
             nothing = np.empty(0, "i8")
             partials = {f.name: f.empty(0) for f in self.fields}
-            return Part(groups, codes, seen, lengths, nothing, nothing, nothing, partials)
+            return Part(groups, codes, new, seen, lengths, nothing, nothing, nothing, nothing, partials)
         if self.by_count:
             cuts = by_count(groups, seen, lengths, self.pane)
         elif step is None:
@@ -149,48 +157,58 @@ class PaneState(ColumnState):
             values = {name: array.take(order) for name, array in values.items()}
             valid = {name: None if mask is None else mask[order] for name, mask in valid.items()}
         inputs = Columns(self.relation, len(columns), values, valid)
-        partials = self._fold(inputs, Segments(cuts.starts, cuts.ends), codes[cuts.key], cuts.pane)
-        return Part(groups, codes, seen, lengths, cuts.key, cuts.pane, cuts.first, partials)
+        carried = self._carried(codes, new, cuts)
+        partials = self._fold(inputs, Segments(cuts.starts, cuts.ends), *carried)
+        return Part(groups, codes, new, seen, lengths, cuts.key, cuts.pane, cuts.first, cuts.last, partials)
 
-    def _codes(self, keys: list[Key]) -> Array:
-        """Each key's place in the state; those not in it yet come behind."""
-        known, count = self.codes, len(self.keys)
+    def _codes(self, keys: list[Key]) -> tuple[Array, list[Key]]:
+        """Each key's place in the state, and those not in it yet, which come behind."""
+        known, new = self.codes, []
         codes = [known.get(key, -1) for key in keys]
         if -1 in codes:
-            new = iter(range(count, count + len(keys)))
-            codes = [next(new) if code < 0 else code for code in codes]
-        return np.array(codes, "i8")
+            new = [key for key, code in zip(keys, codes, strict=True) if code < 0]
+            behind = iter(range(len(self.keys), len(self.keys) + len(new)))
+            codes = [next(behind) if code < 0 else code for code in codes]
+        return np.array(codes, "i8"), new
 
-    def _seen(self, codes: Array) -> Array:
+    def _seen(self, codes: Array, new: list[Key]) -> Array:
         """How many rows of each key came before this batch."""
-        at, known = self._stored(codes)
-        seen: Array = self.seen.take(at) * known
-        return seen
+        at, known = self._stored(codes, new)
+        seen: Array = self.seen.take(at)
+        return seen if known is True else seen * known
 
-    def _fold(self, inputs: Columns, segments: Segments, codes: Array, panes: Array) -> Partials:
-        """Each segment's partials, going on from the pane's."""
-        place, continued = self._found(codes, panes)
-        fresh = (~continued).nonzero()[0]
+    def _carried(self, codes: Array, new: list[Key], cuts: Cuts) -> tuple[Array, Array]:
+        """The segments that go on with a pane there is, and where it stands. Rows come in window order, so that only a key's
+        first can be one.
+        """
+        place, known = self._found(codes, cuts.pane.take(cuts.first), new)
+        going_on = known.nonzero()[0]
+        return cuts.first.take(going_on), place.take(going_on)
+
+    def _fold(self, inputs: Columns, segments: Segments, first: Array, place: Array) -> Partials:
+        """Each segment's partials, of ``first`` going on with the panes at ``place``."""
+        continued = np.zeros(segments.number, bool)
+        continued[first] = True
         partials = {}
         for f in self.fields:
-            carried = self.flat[f.name].take(place, axis=0)
-            if len(fresh):
-                carried[fresh] = f.identity()
+            carried = f.empty(segments.number)
+            carried[first] = self.flat[f.name].take(place, axis=0)
             partials[f.name] = f.fold(inputs, segments, carried, continued)
         return partials
 
-    def _found(self, codes: Array, panes: Array) -> tuple[Array, Array]:
+    def _found(self, codes: Array, panes: Array, new: list[Key]) -> tuple[Array, Array]:
         """Where the ring would have these panes, and whether it has."""
-        at, known = self._stored(codes)
+        at, known = self._stored(codes, new)
         place = at * self.slots + panes % self.slots if self.slots > 1 else at
-        return place, known & (self.flat_tags.take(place) == panes)
+        there: Array = self.flat_tags.take(place) == panes
+        return place, there if known is True else there & known
 
-    def _stored(self, codes: Array) -> tuple[Array, Any]:
+    def _stored(self, codes: Array, new: list[Key]) -> tuple[Array, Any]:
         """Where the state has these keys (0 for those it has not), and which it has."""
-        if self.keys and not self.spec.by:
+        if not new:
             return codes, True
         known = codes < len(self.keys)
-        return (codes, True) if known.all() else (np.where(known, codes, 0), known)
+        return np.where(known, codes, 0), known
 
     # ---- what fires
 
@@ -228,14 +246,9 @@ class PaneState(ColumnState):
         local = np.full(len(self.keys) + len(part.codes), -1)
         local[part.codes] = np.arange(len(part.codes))
         if len(code) and self.spec.by:
-            order = np.lexsort([self._names(part).ranks(code), number])
+            order = np.lexsort([Names(self.keys, part.new).ranks(code), number])
             number, code = number[order], code[order]
         return Fired(code, local[code], number)
-
-    def _names(self, part: Part) -> Names:
-        if not len(part.codes) or int(part.codes.max()) < len(self.keys):
-            return Names(self.keys, [])
-        return Names(self.keys, [key for key in part.groups.keys if key not in self.codes])
 
     def _results(self, part: Part, fired: Fired) -> ResultRows:
         """Merge the panes of every window that fires."""
@@ -246,7 +259,7 @@ class PaneState(ColumnState):
             in_batch = segment >= first
         else:
             segment, in_batch = _lookup(part, fired.local, panes)
-        place, has = self._found(fired.code, panes)
+        place, has = self._found(fired.code, panes, part.new)
         place = place.reshape(-1)
         new = in_batch.reshape(-1).nonzero()[0]
         segment = segment.reshape(-1).take(new)
@@ -262,7 +275,7 @@ class PaneState(ColumnState):
         code, number = fired.code, fired.number
         if missing is not None and not (some := merged[ROWS] > 0).all():
             code, number, merged = code[some], number[some], {name: array[some] for name, array in merged.items()}
-        return results_of(self, self._names(part), code, number, merged)
+        return results_of(self, Names(self.keys, part.new), code, number, merged)
 
     def bounds(self, numbers: Array) -> tuple[Array, Array]:
         """Where these windows begin and end."""
@@ -278,13 +291,16 @@ class PaneState(ColumnState):
     def _store(self, part: Part) -> None:
         if not len(part.codes):
             return
-        for key in self._names(part).new:
+        for key in part.new:
             self.codes[key] = len(self.keys)
             self.keys.append(key)
         if len(self.keys) > len(self.seen):
             self._keep(np.arange(len(self.seen)), 2 * len(self.keys))
         if self.by_count:
             self.seen[part.codes] += part.lengths
+        self._store_panes(part)
+
+    def _store_panes(self, part: Part) -> None:
         place = part.codes[part.key] * self.slots + part.pane % self.slots
         self.flat_tags[place] = part.pane  # of two panes in one slot the later one stays
         for f in self.fields:

@@ -173,6 +173,9 @@ class WindowState(Protocol):
     def held(self) -> int:
         """How many rows (or panes) are kept for windows that can still fire."""
 
+    def bytes_held(self) -> int:
+        """How much memory all that is kept takes (:mod:`.sizes`)."""
+
     @property
     def watermark(self) -> int | None:
         """The time before which no row is expected; None where time does not matter."""

@@ -6,7 +6,7 @@ can still be in a later one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import gcd
 from typing import Any, NamedTuple
@@ -395,6 +395,9 @@ class RowState(ColumnState):
 
     def _held(self) -> int:
         return sum(held.rows for held in self.by_key.values())
+
+    def _kept(self) -> Iterable[Any]:
+        return [self.by_key]
 
     def contents(self) -> Any:
         return {

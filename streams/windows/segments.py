@@ -19,7 +19,7 @@ FEW = 8  # rows to a pane, on average, from which looking for the edges costs le
 class Cuts(NamedTuple):
     """Where segments begin and end (among the rows by key), the key (its place in the batch) and the pane of each.
 
-    ``first``: the first segment of each key.
+    ``first``, ``last``: of each key its first and its last segment.
     """
 
     starts: Array
@@ -27,23 +27,32 @@ class Cuts(NamedTuple):
     key: Array
     pane: Array
     first: Array
+    last: Array
 
 
 def by_count(groups: Groups, seen: Array, lengths: Array, pane: int) -> Cuts:
     """Panes of tuples. ``seen``: how many rows of each key came before."""
     low = seen // pane
-    number = (seen + lengths - 1) // pane - low + 1
-    first = np.cumsum(number) - number
-    key = np.repeat(np.arange(len(number)), number)
-    panes = np.arange(len(key)) + (low - first)[key]
-    starts = groups.starts[key] + np.maximum(panes * pane - seen[key], 0)
-    return Cuts(starts, np.append(starts[1:], groups.ends[-1:]), key, panes, first)
+    number = (seen + (lengths - 1)) // pane
+    number -= low - 1
+    last = number.cumsum()
+    first = last - number
+    last -= 1
+    key = np.arange(len(number)).repeat(number)
+    panes = np.arange(len(key))
+    panes += (low - first).take(key)
+    starts = panes * pane
+    starts += (groups.starts - seen).take(key)
+    starts[first] = groups.starts  # the rest of a pane that there is
+    ends = np.empty_like(starts)
+    ends[:-1], ends[-1:] = starts[1:], groups.ends[-1:]
+    return Cuts(starts, ends, key, panes, first, last)
 
 
 def of_one_pane(groups: Groups, pane: int) -> Cuts:
     """All rows in one pane."""
     key = np.arange(len(groups.starts))
-    return Cuts(groups.starts, groups.ends, key, np.full(len(key), pane, "i8"), key)
+    return Cuts(groups.starts, groups.ends, key, np.full(len(key), pane, "i8"), key, key)
 
 
 def by_time(groups: Groups, times: Array, pane: int) -> Cuts:
@@ -62,8 +71,9 @@ def by_time(groups: Groups, times: Array, pane: int) -> Cuts:
     if groups.order is not None:
         return _changes(groups, np.repeat(numbers, lengths)[groups.order])
     filled = np.flatnonzero(lengths)
-    starts = edges[filled]
-    return Cuts(starts, starts + lengths[filled], np.zeros(len(filled), "i8"), numbers[filled], np.zeros(1, "i8"))
+    starts, first = edges[filled], np.zeros(1, "i8")
+    last = first + (len(filled) - 1)
+    return Cuts(starts, starts + lengths[filled], np.zeros(len(filled), "i8"), numbers[filled], first, last)
 
 
 def _changes(groups: Groups, panes: Array) -> Cuts:
@@ -73,4 +83,5 @@ def _changes(groups: Groups, panes: Array) -> Cuts:
     starts = np.concatenate([[0], np.flatnonzero(changes) + 1])
     ends = np.append(starts[1:], len(panes))
     key = np.searchsorted(groups.starts, starts, side="right") - 1
-    return Cuts(starts, ends, key, panes[starts], np.searchsorted(starts, groups.starts))
+    first, last = np.searchsorted(starts, groups.starts), np.searchsorted(ends, groups.ends)
+    return Cuts(starts, ends, key, panes[starts], first, last)

@@ -14,6 +14,7 @@ from tidegate.streams.windows.columns import Columns
 from tidegate.streams.windows.functions import Extent
 from tidegate.streams.windows.kinds import WindowSpec
 from tidegate.streams.windows.results import ResultRows, Results, Slide
+from tidegate.streams.windows.sizes import bytes_of
 from tidegate.streams.windows.times import NEVER, EventTime, Step
 
 LATE_SHOWN = 100  # of the rows that came too late, the newest are kept for people to see
@@ -93,6 +94,16 @@ class ColumnState(ABC):
 
     @abstractmethod
     def _held(self) -> int: ...
+
+    def bytes_held(self) -> int:
+        """How much memory all that is kept takes."""
+        time = self.time
+        waiting = () if time is None else (time.waiting, time.times, time.sources)
+        return bytes_of(self.late_rows, *waiting, *self._kept())
+
+    @abstractmethod
+    def _kept(self) -> Iterable[Any]:
+        """Everything that is kept besides event time and late rows."""
 
     @abstractmethod
     def contents(self) -> Any:

@@ -19,6 +19,7 @@ from tidegate.streams.windows import saving
 from tidegate.streams.windows.columns import Columns
 from tidegate.streams.windows.functions import Extent
 from tidegate.streams.windows.kinds import WindowSpec
+from tidegate.streams.windows.sizes import bytes_of
 
 
 class TupleSlide(msgspec.Struct, eq=False):
@@ -126,6 +127,9 @@ class TupleState:
 
     def held(self) -> int:
         return sum(len(element) for element in self.elements)
+
+    def bytes_held(self) -> int:
+        return bytes_of(self.elements)
 
     def contents(self) -> Any:
         return self.first, self.windows, [[tuple(row) for row in element] for element in self.elements]

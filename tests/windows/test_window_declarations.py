@@ -9,6 +9,7 @@ import pytest
 from window_cases import EVENTS
 
 import tidegate
+from tidegate import windows as w
 from tidegate.streams.windows import open_state, window
 from tidegate.streams.windows.durations import described, microseconds
 
@@ -25,7 +26,10 @@ HOUR = 3_600_000_000
         ({"count": 2.5}, ["count", "positive whole number", "2.5"]),
         ({"count": "3s"}, ["count", "positive whole number", "'3s'"]),
         ({"count": 3, "slide": -1}, ["slide", "positive whole number", "-1"]),
-        ({"count": 3, "slide": "1s"}, ["slide", "positive whole number", "'1s'"]),
+        ({"count": 3, "slide": "1s"}, ["slide", "positive whole number", "'1s'", "slide_time="]),
+        ({"count": 3, "late": "raise"}, ["late=", "event time", "on="]),
+        ({"count": 3, "by": ["k", "k"]}, ["by=", "twice", "k"]),
+        ({"session": "3s", "until": "quiet", "on": "at"}, ["exactly one of", "close="]),
         ({"batches": 0}, ["batches", "positive whole number"]),
         ({"batches": 2, "on": "at"}, ["batches", "on="]),
         ({"batches": 2, "delay": "1s"}, ["delay=", "event time", "on="]),
@@ -34,7 +38,7 @@ HOUR = 3_600_000_000
         ({"time": "0s", "on": "at"}, ["time", "positive", "'0s'"]),
         ({"time": 3}, ["on=", "lengths of time", "integer column"]),
         ({"time": 2.5, "on": "tick"}, ["time", "whole number", "2.5"]),
-        ({"time": "3s", "slide": 2, "on": "at"}, ["slide", "2", "lengths of time", "one of the two"]),
+        ({"time": "3s", "slide": 2, "on": "at"}, ["slide", "2", "lengths of time", "one of the two", "slide_rows="]),
         ({"time": 3, "slide": "2s", "on": "tick"}, ["slide", "'2s'", "whole numbers", "one of the two"]),
         ({"time": "3s", "delay": 2, "on": "at"}, ["delay", "2", "lengths of time"]),
         ({"time": "3s", "delay": "-1s", "on": "at"}, ["'-1s'", "length of time"]),
@@ -87,6 +91,9 @@ def test_a_contradiction_is_named(options: dict[str, Any], words: list[str]) -> 
         ({"until": "v"}, ["v", "BOOLEAN"]),
         ({"until": "nothing"}, ["nothing"]),
         ({"session": "3s", "on": "at", "close": "name"}, ["name", "BOOLEAN"]),
+        ({"count": 3, "compute": {"m": w.mean("vv")}}, ["compute names column 'vv'", "name"]),
+        ({"count": 3, "compute": "SELECT avg(vv) AS m FROM window"}, ["compute names column 'vv'"]),
+        ({"count": 3, "compute": w.whole(len, "n BIGINT", columns=["vv"])}, ["compute names column 'vv'"]),
     ],
 )
 def test_a_window_that_does_not_fit_its_stream_is_refused(options: dict[str, Any], words: list[str]) -> None:

@@ -104,11 +104,16 @@ def test_a_changed_window_does_not_take_over_what_the_old_one_held(tmp_path: Pat
 def test_views_show_what_is_held_and_what_came_too_late() -> None:
     with tidegate.open(ward()) as engine:
         engine.push("pap", seconds((5, 1, 10.0), (1, 1, 99.0)))
-        ((kind, computes, held, fired, watermark, late),) = engine.query(
-            "SELECT kind, computes, held, fired, watermark, late FROM tidegate.windows"
+        ((kind, computes, held, taken, fired, watermark, late),) = engine.query(
+            "SELECT kind, computes, held, bytes, fired, watermark, late FROM tidegate.windows"
         )
         assert (kind, computes) == ("time 4s slide 2s on ts by patient", "mean(value) AS mean, count() AS rows")
         assert (held, fired, watermark, late) == (1, 0, START + dt.timedelta(seconds=5), 1)
+        assert 500 < taken < 20_000
+        engine.push("pap", seconds(*((5, patient, 10.0) for patient in range(2, 1_000))))
+        ((held, more),) = engine.query("SELECT held, bytes FROM tidegate.windows")
+        assert held == 999
+        assert more > taken + 998 * 8 * 3  # two numbers and a tag for each pane
         ((window_name, row),) = engine.query("SELECT window_name, row_values FROM tidegate.late_rows")
         assert window_name == "recent"
         assert "99.0" in row
