@@ -66,7 +66,9 @@ def test_a_data_frame_is_as_good_as_new_after_a_filter(
     assert seen.where("n < 3").join(seen.where("n > 1"), "n").count() == 1
 
 
-@pytest.mark.xfail(raises=AssertionError, reason="Spark keeps one read, with its filters, for all scans of a data frame")
+@pytest.mark.xfail(
+    raises=AssertionError, reason="Spark keeps one read, with its filters, for all scans of a data frame"
+)
 def test_filters_that_spark_hands_to_a_python_reader_are_those_of_the_scan(spark: Any) -> None:
     """Why ours takes none, although it could leave them all for Spark to apply again. If this passes, it can."""
 
