@@ -186,12 +186,13 @@ class Spark:
         folder = Path(tempfile.mkdtemp(prefix="tidegate-spark-"))
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
         environment = {"PYTHONPATH": os.pathsep.join(_import_path())} if self.settings.local else {}
-        gateway = start_gateway(java, folder, self.settings.memory, self.settings.quick, environment)
+        settings = self.settings.all(folder)
+        gateway = start_gateway(java, folder, self.settings.memory, self.settings.quick, environment, settings)
         self._gateway = gateway
         try:
             with worker_python():
                 context = SparkContext(
-                    conf=SparkConf(loadDefaults=True, _jvm=gateway.jvm).setAll(list(self.settings.all(folder).items())),
+                    conf=SparkConf(loadDefaults=True, _jvm=gateway.jvm).setAll(list(settings.items())),
                     gateway=gateway,
                 )
         except Exception as error:
