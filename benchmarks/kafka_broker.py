@@ -48,22 +48,22 @@ class Unavailable(Exception):
     """Why there is no broker; the tests are skipped with it."""
 
 
-def find_jars() -> Path:
-    """The directory with Kafka and what it needs: resolved once per machine."""
+def find_jars(name: str = f"kafka-{VERSION}", pom: str = POM) -> Path:
+    """The directory with what ``pom`` depends on, Kafka by default: resolved once per machine."""
     for program in ("java", "mvn"):
         if not shutil.which(program):
             raise Unavailable(f"Kafka is resolved and run with java and mvn; there is no {program} here")
-    place = Path(tempfile.gettempdir()) / f"tidegate-kafka-{VERSION}"
-    with open(place.with_suffix(".lock"), "w") as lock:
+    place = Path(tempfile.gettempdir()) / f"tidegate-{name}"
+    with open(place.with_name(f"{place.name}.lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (place / "complete").exists():
             place.mkdir(exist_ok=True)
-            (place / "pom.xml").write_text(POM)
+            (place / "pom.xml").write_text(pom)
             goal = f"dependency:copy-dependencies -DoutputDirectory={place / 'lib'} -DincludeScope=runtime"
             command = ["mvn", "-q", "-B", *goal.split()]
             done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=300)
             if done.returncode:
-                raise Unavailable(f"Maven can't resolve Kafka {VERSION}: {done.stdout.strip()[-200:]}")
+                raise Unavailable(f"Maven can't resolve {name}: {done.stdout.strip()[-200:]}")
             (place / "complete").touch()
     return place / "lib"
 

@@ -114,8 +114,11 @@ class TidegateSource(DataSource):
 class TableReader(DataSourceReader):
     """Reads a table by one query, so that all of it is of one state.
 
-    It takes no filters from Spark. Spark 4.3 keeps a reader, with the filters of one scan, for all scans of a data frame:
-    ``df.where("id = 1").count()``, then ``df.count()``, and the second one is 1. Options belong to the data frame.
+    It takes no filters from Spark. Spark 4.3 plans a read once for each data frame and keeps it, with the filters of whichever
+    scan came last, for all of them: after ``df.where("id = 1").count()``, ``df.count()`` is 1, and a union of two filters has
+    the rows of one. Handing every filter back, for Spark to apply again, does not help, since the rows are not there, and no
+    Python is called for a scan without filters that could notice. It tells a reader nothing of columns. Options belong to the
+    data frame.
     """
 
     def __init__(self, options: dict[str, str], schema: StructType) -> None:

@@ -151,7 +151,8 @@ class SourceError(TidegateError):
 
 
 class SparkUnavailable(TidegateError):
-    """Spark can't be had here. Facts: ``tried`` (places looked for Java) or ``exit_code`` (of its JVM), where they apply."""
+    """Spark can't be had here. Facts: ``tried`` (places looked for Java), ``exit_code`` (of its JVM) or ``master``, where they
+    apply."""
 
 
 class SinkRefused(SinkError):

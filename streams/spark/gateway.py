@@ -29,19 +29,27 @@ appender.stderr.layout.pattern = %d{HH:mm:ss} spark %p %c{1}: %m%n
 """
 
 
-def start_gateway(java: Java, folder: Path, memory: str, quick: bool, environment: Mapping[str, str]) -> Any:
+def start_gateway(
+    java: Java, folder: Path, memory: str, quick: bool, environment: Mapping[str, str], settings: Mapping[str, str]
+) -> Any:
     """A JVM with Spark in it. It reads a pipe that only this process holds, and so ends when this process does.
 
-    ``folder``: for its temporary files.
+    ``folder``: for its temporary files. ``settings``: those of the session; what says which jars there are has to be known
+    when the JVM starts.
     """
-    home = spark_home()
+    jars = [
+        word
+        for name, value in settings.items()
+        if name.startswith("spark.jars")
+        for word in ("--conf", f"{name}={value}")
+    ]
     told = folder / "gateway"
     (folder / "log4j2.properties").write_text(LOG)
     process = subprocess.Popen(
         [
-            java.command, "-cp", f"{folder}{os.pathsep}{home}/jars/*", *flags(memory, quick, folder),
+            java.command, "-cp", f"{folder}{os.pathsep}{spark_home()}/jars/*", *flags(memory, quick, folder),
             f"-Dlog4j2.configurationFile={folder / 'log4j2.properties'}",
-            "org.apache.spark.deploy.SparkSubmit", "pyspark-shell",
+            "org.apache.spark.deploy.SparkSubmit", *jars, "pyspark-shell",
         ],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,

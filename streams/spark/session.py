@@ -14,6 +14,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import re
 import shutil
 import tempfile
 import threading
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tidegate.spark")
 
+MASTER = re.compile(r"local(\[.+\])?|local-cluster\[.+\]|yarn|(spark|k8s)://.+")
 RETRIES = 4  # attempts at a task before its job fails; local[n] alone would have one
 
 # as many threads as here: libraries that add up in another grouping give other last bits
@@ -117,6 +119,7 @@ class Spark:
         named = given if given is None or isinstance(given, str) else None
         self.settings = settings or SparkSettings(named)
         self.given = None if given is None or isinstance(given, str) else given
+        _check(self.given, self.settings.master)
         self.started_in_s: float | None = None
         self.error: SparkUnavailable | None = None
         self._session: Any = self.given
@@ -186,19 +189,21 @@ class Spark:
         folder = Path(tempfile.mkdtemp(prefix="tidegate-spark-"))
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
         environment = {"PYTHONPATH": os.pathsep.join(_import_path())} if self.settings.local else {}
-        gateway = start_gateway(java, folder, self.settings.memory, self.settings.quick, environment)
+        settings = self.settings.all(folder)
+        gateway = start_gateway(java, folder, self.settings.memory, self.settings.quick, environment, settings)
         self._gateway = gateway
         try:
             with worker_python():
                 context = SparkContext(
-                    conf=SparkConf(loadDefaults=True, _jvm=gateway.jvm).setAll(list(self.settings.all(folder).items())),
+                    conf=SparkConf(loadDefaults=True, _jvm=gateway.jvm).setAll(list(settings.items())),
                     gateway=gateway,
                 )
         except Exception as error:
+            told = str(error)  # which it asks the JVM for
             self._end_gateway()
             raise SparkUnavailable(
-                f"Spark's session with master {self.settings._master()} did not start: {error}"
-            ) from error
+                f"Spark's session with master {self.settings._master()} did not start: {told}"
+            ) from None
         self._own = True
         return SparkSession(context)
 
@@ -229,6 +234,20 @@ class Spark:
         gateway.proc.stdin.close()
         gateway.proc.wait()
         SparkContext._gateway = SparkContext._jvm = None
+
+
+def _check(given: Any, master: str | None) -> None:
+    """Is it something that Spark can run on? Found out now, not by a JVM that has been started for it."""
+    if given is not None and not hasattr(given, "sparkContext"):
+        raise SparkUnavailable(
+            f"spark= takes a SparkSession, a master URL, or nothing for a session in this process; got {given!r}. A session of "
+            "Spark Connect has no Spark context, and windows can't be evaluated on it: give the master URL instead"
+        )
+    if master is not None and not MASTER.fullmatch(master):
+        raise SparkUnavailable(
+            f"{master!r} is no master URL of Spark; it is local, local[2], local[*], spark://host:7077, yarn or k8s://…",
+            master=master,
+        )
 
 
 def _import_path() -> list[str]:

@@ -186,7 +186,7 @@ def _kept(part: Any) -> Any:
     return part.value if type(part) is Promise else part
 
 
-ENOUGH_S = 0.5  # an evaluation this long makes the price of starting one small; longer ones keep transactions waiting
+ENOUGH_S = 1.0  # an evaluation this long makes the price of starting one small; longer ones keep transactions waiting
 GROWTH = 4
 
 
@@ -210,5 +210,5 @@ class Depth:
         if fits < self.now and fits < batches:
             self.now = fits
         elif batches >= self.now:
-            enough = int(batches * min(self.target_s, ENOUGH_S) / max(seconds, 1e-9))
+            enough = int(batches * min(self.target_s / 2, ENOUGH_S) / max(seconds, 1e-9))
             self.now = min(self.limit, GROWTH * self.now, max(enough, self.now))

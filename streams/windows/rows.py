@@ -40,7 +40,10 @@ class Held:
     mark: float | None = None
 
     def joined(self) -> tuple[Columns, Array]:
-        return Columns.joined(self.parts), np.concatenate(self.x) if len(self.x) != 1 else self.x[0]
+        """The rows and their coordinates in one piece each, which they stay."""
+        if len(self.parts) != 1:
+            self.parts, self.x = (Columns.joined(self.parts),), (np.concatenate(self.x),)
+        return self.parts[0], self.x[0]
 
     def keeping(self, columns: Columns, x: Array, which: Any) -> Held:
         """The same with only these rows; a small rest is copied, so that the large array it is part of can go."""

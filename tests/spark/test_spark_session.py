@@ -67,6 +67,14 @@ def test_a_java_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch, tmp_pa
         java.find_java({"JAVA_HOME": str(tmp_path), "PATH": ""})
 
 
+@pytest.mark.parametrize(
+    ("given", "words"), [(42, "got 42"), ("lokal[2]", "'lokal\\[2\\]' is no master URL"), ("", "'' is no master URL")]
+)
+def test_what_is_no_session_and_no_master_is_refused_at_once(given: Any, words: str) -> None:
+    with pytest.raises(SparkUnavailable, match=words):
+        shared_spark(given)
+
+
 def test_settings_of_the_user_come_last(tmp_path: Path) -> None:
     settings = SparkSettings("local[3]", more={"spark.ui.enabled": "true"}).all(tmp_path)
     assert settings["spark.master"] == "local[3,4]"
@@ -133,6 +141,24 @@ def test_stopping_ends_the_jvm_and_another_session_can_start(spark: Any) -> None
     )
     assert done.stdout == "twice\n", done.stderr
     assert done.stderr == ""
+
+
+@pytest.mark.slow
+def test_why_a_session_did_not_start_is_told_and_another_one_can(spark: Any) -> None:
+    done = run(
+        """
+        from tidegate.errors import SparkUnavailable
+        from tidegate.streams.spark.session import Spark
+        try:
+            Spark("local[two]").session()
+        except SparkUnavailable as error:
+            print("Could not parse Master URL: 'local[two" in str(error))
+        spark = Spark("local[1]")
+        print(spark.session().range(5).count())
+        spark.stop()
+        """
+    )
+    assert done.stdout == "True\n5\n", done.stderr
 
 
 @pytest.mark.slow

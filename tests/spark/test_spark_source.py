@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,46 @@ def test_a_data_frame_is_as_good_as_new_after_a_filter(
     assert sorted(row.n for row in seen.where("n = 4 OR n = 7").collect()) == [4, 7]
     assert sorted(row.n for row in seen.where("n = 2").union(seen.where("n = 3")).collect()) == [2, 3]
     assert seen.where("n < 3").join(seen.where("n > 1"), "n").count() == 1
+
+
+@pytest.mark.xfail(
+    raises=AssertionError, reason="Spark keeps one read, with its filters, for all scans of a data frame"
+)
+def test_filters_that_spark_hands_to_a_python_reader_are_those_of_the_scan(spark: Any) -> None:
+    """Why ours takes none, although it could leave them all for Spark to apply again. If this passes, it can."""
+
+    from pyspark.sql.datasource import DataSource, DataSourceReader, EqualTo, Filter
+
+    class Narrowed(DataSourceReader):
+        wanted: Sequence[Filter] = ()
+
+        def pushFilters(self, filters: list[Filter]) -> list[Filter]:
+            self.wanted = [one for one in filters if isinstance(one, EqualTo)]
+            return filters
+
+        def read(self, partition: Any) -> Iterator[tuple[int]]:
+            return ((n,) for n in range(10) if all(one.value == n for one in self.wanted))
+
+    class Numbers(DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return "numbers"
+
+        def schema(self) -> str:
+            return "n INT"
+
+        def reader(self, schema: Any) -> Narrowed:
+            return Narrowed()
+
+    spark.dataSource.register(Numbers)
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        one, other = (spark.read.format("numbers").load() for _ in range(2))
+        found = one.where("n = 1").count(), one.count()
+        both = sorted(row.n for row in other.where("n = 1").union(other.where("n = 2")).collect())
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+    assert (found, both) == ((1, 10), [1, 2])
 
 
 def test_every_type_comes_back(spark: Any) -> None:
