@@ -30,8 +30,8 @@ class Config:
     ``max_delay_s`` after the first), ``"always"`` (before every push returns) or ``"off"`` (whenever the system likes: an
     acknowledgement then means little). ``generation_bytes``: keep a copy of the base after so much log.
 
-    ``tune_process``: while the engine is open, what existed before is left out of garbage collections (``gc.freeze``), and
-    threads take turns every millisecond (``sys.setswitchinterval``). False: for a process with rules of its own for these.
+    ``tune_process``: while the engine is open, what existed before it is left out of garbage collections (``gc.freeze``).
+    False: for a process with rules of its own.
     """
 
     executor: Literal["serial", "threads", "manual"] = "serial"
@@ -46,7 +46,7 @@ class Config:
     spark: Any = None
     look_ahead: int = 256
     sync: Literal["always", "group", "off"] = "group"
-    max_delay_s: float = 0.005
+    max_delay_s: float = 0.002
     generation_bytes: int = 256 << 20
     tune_process: bool = True
 

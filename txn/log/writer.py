@@ -43,7 +43,7 @@ class LogWriter:
         start: int,
         segment: Segment,
         sync: Sync = "group",
-        max_delay_s: float = 0.005,
+        max_delay_s: float = 0.002,
         on_synced: Callable[[int], None] = lambda lsn: None,
         on_failed: Callable[[LogFailed], None] = lambda error: None,
         segment_bytes: int = SEGMENT_BYTES,
