@@ -7,12 +7,15 @@ walk then sees only what came since.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import threading
 from collections.abc import Callable
 
 _lock = threading.Lock()
 _open = 0  # engines that have asked for it
+
+atexit.register(gc.unfreeze)  # an engine may still be open then: what it holds is to be taken apart in order
 
 
 def tune() -> Callable[[], None]:
