@@ -158,7 +158,7 @@ class Driver:
         durable = self.engine.durable
         if durable is None or ticket.done:
             return None
-        synced = Ticket(self.engine.wait)
+        synced = Ticket(self.engine.teller)
         durable.hold([synced])
         return synced
 
@@ -167,7 +167,7 @@ class Driver:
         if ticket.done or ticket.stopped:
             return True
         future: asyncio.Future[None] = self._loop.create_future()
-        ticket.add_done_callback(lambda _: self._mailbox.put(future, None))
+        ticket.listen(lambda _: self._mailbox.put(future, None))
         if timeout_s is None:
             await future
             return True

@@ -283,7 +283,7 @@ class Feeds:
         durable = self.engine.durable
         if durable is None or durable.writer.synced >= lsn:
             return True
-        synced = Ticket(self.engine.wait)
+        synced = Ticket(self.engine.teller)
         with self.engine.lock:
             durable.acknowledge(synced, lsn)
         event = synced.event()

@@ -11,9 +11,9 @@ import hashlib
 import inspect
 import logging
 import textwrap
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
 from itertools import pairwise
 from typing import Any
 
@@ -111,7 +111,7 @@ class Durability:
         directory: Directory,
         opened: Opened,
         merges: int,
-        lock: AbstractContextManager[Any],
+        lock: threading.RLock,
         on_failed: Callable[[LogFailed], None],
     ) -> None:
         self.app = app
@@ -133,9 +133,10 @@ class Durability:
     def acknowledge(self, ticket: Ticket, lsn: int) -> None:
         """The ticket is not done before the log is on disk up to ``lsn``."""
         ticket.pending += 1
-        self._unacknowledged.append((lsn, ticket))
-        if self.writer.synced >= lsn:
-            self._synced(self.writer.synced)
+        waiting = self._unacknowledged
+        waiting.append((lsn, ticket))
+        if waiting[0][0] <= self.writer.synced:
+            self._tell(self.writer.synced)
 
     def hold(self, tickets: Iterable[Ticket]) -> None:
         """These tickets are not done before everything logged so far is on disk."""
@@ -143,20 +144,30 @@ class Durability:
             self.acknowledge(ticket, self.writer.appended)
 
     def _synced(self, lsn: int) -> None:
-        """Taken from the queue and finished under one lock: whoever has called it knows that all up to ``lsn`` are told."""
+        """The log is on disk up to ``lsn``: tell who waits for that.
+
+        While more is appended, somebody pushes, and whoever pushes tells them (``acknowledge``). The thread of the log must
+        not queue for the lock behind pushes that come one upon another, or the next group would wait with it.
+        """
+        if self._unacknowledged and self._lock.acquire(blocking=self.writer.appended <= lsn):
+            try:
+                self._tell(lsn)
+            finally:
+                self._lock.release()
+
+    def _tell(self, lsn: int) -> None:
+        """Everything up to ``lsn`` is on disk. Under the lock: whoever has called it knows that all up to there are told."""
         waiting = self._unacknowledged
-        if not waiting:
-            return
-        with self._lock:
-            while waiting and waiting[0][0] <= lsn:
-                _, ticket = waiting.popleft()
-                ticket.pending -= 1
-                if not ticket.pending:
-                    ticket.finish()
+        while waiting and waiting[0][0] <= lsn:
+            _, ticket = waiting.popleft()
+            ticket.pending -= 1
+            if not ticket.pending:
+                ticket.finish()
 
     def _failed(self, error: LogFailed) -> None:
         """Nothing more will be acknowledged: whoever waits is told, instead of waiting for ever."""
         with self._lock:
+            self._tell(self.writer.synced)
             for _, ticket in self._unacknowledged:
                 ticket.stop(error)
             self._on_failed(error)
@@ -164,7 +175,8 @@ class Durability:
     def sync(self) -> None:
         """Return when everything appended so far is on disk, and the tickets know."""
         self.writer.wait(self.writer.appended)
-        self._synced(self.writer.synced)
+        with self._lock:
+            self._tell(self.writer.synced)
 
     # ---- records
 

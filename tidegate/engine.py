@@ -44,6 +44,7 @@ from tidegate.txn.log.record import Resumed
 from tidegate.txn.outcomes import Report
 from tidegate.txn.runtime import Runtime
 from tidegate.txn.scheduler import Scheduler
+from tidegate.txn.teller import Teller
 from tidegate.txn.threads import ThreadExecutor
 from tidegate.txn.ticket import Ticket
 from tidegate.views import Merge, Question, query, questions
@@ -112,6 +113,7 @@ class Engine:
         self.recovery = Report()
         self.durable: Durability | None = None
         self.lock = threading.RLock()
+        self.teller = Teller(self.wait)
         self._closed = False
         self._untune: Callable[[], None] = lambda: None
         self.directory = None if path is None else Directory(Path(path))
@@ -194,7 +196,7 @@ class Engine:
         parts = border.split(border.check_rows(rows))
         with self.lock:
             intake.begin(stream, timeout_s)  # may let go of the lock while it waits for room: look at the ids after it
-            ticket = Ticket(intake.wait)
+            ticket = Ticket(self.teller)
             if after is not UNSET and intake.repeats(stream, source, offset, after):
                 ticket.duplicate, parts, source = True, {}, None
             if batch_id is None:
@@ -290,7 +292,7 @@ class Engine:
         bound, partitions = program.members[0].bind_call(arguments, named)
         with self.lock:
             self.intake.begin(name, None)
-            ticket = Ticket(self.intake.wait)
+            ticket = Ticket(self.teller)
             ticket.pending = 1  # not done before it has run
             self.sequence += 1
             now = self.clock.now()
@@ -449,6 +451,7 @@ class Engine:
     def close(self) -> None:
         """Finish what is running, merge, and let go of the files. What waits (for a person) waits again after reopening."""
         close_ingestions(self)
+        self.teller.drain()
         with self.lock:
             if self._closed:
                 return
@@ -463,11 +466,9 @@ class Engine:
             self.merger.close()
             self.merger.merge()
         finally:
-            for execution in self.scheduler.waiting():
-                for ticket in execution.context.tickets:
-                    ticket.stop(
-                        EngineClosed(f"the engine was closed before {execution} could finish: it {execution.reason}")
-                    )
+            self.executor.stop_waiting(
+                lambda left: EngineClosed(f"the engine was closed before {left} could finish: it {left.reason}")
+            )
             self._let_go()
 
     def abandon(self) -> None:
@@ -487,6 +488,7 @@ class Engine:
         if self.directory is not None:
             self.directory.close()
         self._untune()
+        self.teller.close()
 
     def __enter__(self) -> Engine:
         return self

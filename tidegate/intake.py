@@ -29,7 +29,6 @@ class Intake:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self.wait = engine.wait  # one bound method for all tickets
         self._ahead = _prefetch_plan(engine.app)
         self.awaited = {stream.name for stream in engine.app.streams.values() if stream.awaited}
 
@@ -238,7 +237,7 @@ class Intake:
             fill = {stream.key: execution.key} if stream.key else {}
             border = engine.borders[stream.name]
             rows = border.check_rows([{**row, **fill} for row in stream.default])
-            self.enter(border.accept(execution.key, rows, execution.batch_id), Ticket(engine.wait), explicit=True)
+            self.enter(border.accept(execution.key, rows, execution.batch_id), Ticket(engine.teller), explicit=True)
 
     def feed(
         self,
@@ -298,7 +297,7 @@ class Intake:
                 self._run_chunk(inline, border, parts, rows, size, source, offset)
                 engine.merger.look()
             else:
-                self._enter_together(border, parts, rows, size, Ticket(engine.wait), source, offset)
+                self._enter_together(border, parts, rows, size, Ticket(engine.teller), source, offset)
         if engine.durable is not None:
             engine.durable.sync()
         return len(parts)
@@ -317,7 +316,7 @@ class Intake:
             else:
                 for key, part in parts:
                     self.make_room(border.name, None)
-                    self.enter(border.accept(key, part), Ticket(engine.wait))
+                    self.enter(border.accept(key, part), Ticket(engine.teller))
             engine.merger.look()
         return len(parts)
 
@@ -360,12 +359,12 @@ class Intake:
                 if alone:
                     alone = run_inline(inline, engine.sequence, accept(key, part), now, None)
                 else:
-                    engine.executor.submit(engine.sequence, accept(key, part), now, Ticket(engine.wait))
+                    engine.executor.submit(engine.sequence, accept(key, part), now, Ticket(engine.teller))
                     alone = engine.scheduler.idle
         except BaseException:
             for key, part in waiting:
                 engine.sequence += 1
-                Executor.submit(engine.executor, engine.sequence, border.accept(key, part), now, Ticket(engine.wait))
+                Executor.submit(engine.executor, engine.sequence, border.accept(key, part), now, Ticket(engine.teller))
             raise
 
     def _announce(self, stream: str, parts: Iterable[tuple[Any, list[Any]]], now: dt.datetime) -> None:

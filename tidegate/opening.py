@@ -137,9 +137,7 @@ def begin_log(engine: Engine, opened: Opened, merges: int) -> Durability:
     assert engine.directory is not None
 
     def stop(error: LogFailed) -> None:
-        for execution in engine.scheduler.waiting():
-            for ticket in execution.context.tickets:
-                ticket.stop(error)
+        engine.executor.stop_waiting(lambda execution: error)
         engine.executor.ended.notify_all()
 
     durable = Durability(engine.app, engine.config, engine.directory, opened, merges, engine.lock, stop)

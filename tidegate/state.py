@@ -228,7 +228,7 @@ def _restore_unfinished(engine: Engine, saved: Mapping[str, Any]) -> None:
                 e.get("entry", sequence_of(e["position"])),
                 e["started"],
             )
-            ticket = Ticket(engine.wait)
+            ticket = Ticket(engine.teller)
             ticket.pending = 1
             execution.context = Context(engine.runtime.units[e["unit"]], dt.datetime.fromisoformat(e["time"]), ticket)
             readmitted.append(execution)
@@ -247,7 +247,7 @@ def _readmitted_call(engine: Engine, call: Mapping[str, Any]) -> Execution:
     named = {name: from_json(value) for name, value in call["named"].items()}
     bound, partitions = unit.members[0].bind_call(from_json(call["arguments"]), named)
     execution = engine.scheduler.readmit_call(unit.unit, call["position"], partitions)
-    ticket = Ticket(engine.wait)
+    ticket = Ticket(engine.teller)
     ticket.pending = 1
     execution.context = Context(unit, dt.datetime.fromisoformat(call["time"]), ticket, bound, partitions)
     return execution

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import datetime as dt
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from tidegate import crashpoints
 from tidegate.clock import Clock
 from tidegate.crashpoints import crash_point
-from tidegate.errors import Aborted, ProcedureFailed, StillWaiting
+from tidegate.errors import Aborted, ProcedureFailed, StillWaiting, TidegateError
 from tidegate.storage.database import Readers
 from tidegate.streams.batch import Batch
 from tidegate.txn.log.record import to_us
@@ -21,6 +21,7 @@ from tidegate.txn.positions import RANK_BITS, Position, position
 from tidegate.txn.program import UnitProgram
 from tidegate.txn.runtime import Runtime, interrupted
 from tidegate.txn.scheduler import Execution, Scheduler
+from tidegate.txn.teller import Teller
 from tidegate.txn.ticket import Ticket
 from tidegate.txn.transaction import Transaction
 from tidegate.txn.watchdog import Expired, Watchdog
@@ -300,6 +301,12 @@ class Executor:
         if not (ticket.done or ticket.stopped):
             raise still_waiting(self.scheduler.waiting(), ticket)
 
+    def stop_waiting(self, why: Callable[[Execution], TidegateError]) -> None:
+        """Tell whoever waits for an unfinished execution that it will not end for now."""
+        for execution in self.scheduler.waiting():
+            for ticket in execution.context.tickets:
+                ticket.stop(why(execution))
+
     def close(self) -> None:
         """Stop running anything."""
 
@@ -433,7 +440,7 @@ class SerialExecutor(Executor):
         error: ProcedureFailed,
     ) -> None:
         """Tell the scheduler what has run, so that it can stop the dataflow in front of the rest."""
-        ticket = ticket or Ticket(self.wait)
+        ticket = ticket or Ticket(Teller(self.wait))
         self.submit_begun(done, sequence, batch, streams, time, ticket)
         execution = self.scheduler.next()
         assert execution is not None

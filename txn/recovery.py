@@ -34,6 +34,7 @@ from tidegate.txn.positions import Position, describe, position, sequence_of
 from tidegate.txn.program import UnitProgram
 from tidegate.txn.runtime import Runtime
 from tidegate.txn.scheduler import Scheduler, State
+from tidegate.txn.teller import Teller
 from tidegate.txn.ticket import Ticket
 from tidegate.txn.transaction import Transaction
 
@@ -89,7 +90,7 @@ class Replay:
         self._sequence = engine.sequence  # of the last batch admitted
         self._batches = 0
         self._executions = 0
-        self._ticket = Ticket(executor.wait)
+        self._ticket = Ticket(Teller(executor.wait))
         self.unlogged = Unlogged()
         self.outcomes: Unlogged | Repeats | None = None  # where outcomes go meanwhile
         if mode != "effects":

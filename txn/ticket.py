@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable, Generator
 from typing import Any
@@ -10,6 +11,9 @@ from typing import Any
 import msgspec
 
 from tidegate.errors import TidegateError
+from tidegate.txn.teller import Teller
+
+log = logging.getLogger("tidegate")
 
 _registering = threading.Lock()  # one for all: few tickets are waited for, and the others never take it
 
@@ -24,9 +28,9 @@ class Ticket(msgspec.Struct, eq=False):
     keep many of them. (A ``Struct`` because its constructor is not Python.)
     """
 
-    _wait: Callable[[Ticket, float | None], None]
+    _teller: Teller
     _event: threading.Event | None = None
-    _callbacks: list[Callable[[Ticket], None]] | None = None
+    _listeners: list[Callable[[Ticket], None]] | None = None
     ids: tuple[int, ...] = ()
     duplicate: bool = False
     done: bool = False
@@ -43,16 +47,24 @@ class Ticket(msgspec.Struct, eq=False):
     def result(self, timeout_s: float | None = None) -> Any:
         """What the call returned, once it has; raises Aborted, ProcedureFailed or StillWaiting."""
         if not (self.done or self.stopped):
-            self._wait(self, timeout_s)
+            self._teller.wait(self, timeout_s)
         if self.error is not None:
             raise self.error
         return self.value
 
     def add_done_callback(self, callback: Callable[[Ticket], None]) -> None:
-        """Call ``callback(ticket)`` once when it is done or stopped by an error (at once if it is)."""
+        """Have ``callback(ticket)`` called once when it is done or stopped by an error (now, if it is).
+
+        A thread of the engine's calls callbacks one after another, in the order in which tickets get done, and never in the
+        middle of other work: a callback may push, call and wait. What it raises is logged.
+        """
+        self.listen(lambda ticket: ticket._teller.call(callback, ticket))
+
+    def listen(self, listener: Callable[[Ticket], None]) -> None:
+        """As ``add_done_callback``, but called at once, with the engine's lock held: only for passing the news on."""
         with _registering:
-            self._callbacks = [*(self._callbacks or ()), callback]
-        if self.done or self.stopped:  # looked at after registering: whoever finishes now sees the callback
+            self._listeners = [*(self._listeners or ()), listener]
+        if self.done or self.stopped:  # looked at after registering: whoever finishes now sees the listener
             self._tell()
 
     def event(self) -> threading.Event:
@@ -83,13 +95,17 @@ class Ticket(msgspec.Struct, eq=False):
             self._event.clear()
 
     def _tell(self) -> None:
+        """Listeners first: whoever has waited for it finds its callbacks under way."""
+        if self._listeners is not None:
+            with _registering:
+                listeners, self._listeners = self._listeners, None
+            for listener in listeners or ():
+                try:
+                    listener(self)
+                except Exception:  # an event loop that has been closed, for example
+                    log.warning("nobody hears that %s: the one who waited for it is gone", self, exc_info=True)
         if self._event is not None:
             self._event.set()
-        if self._callbacks is not None:
-            with _registering:
-                callbacks, self._callbacks = self._callbacks, None
-            for callback in callbacks or ():
-                callback(self)
 
     def __await__(self) -> Generator[Any, None, Any]:
         if not (self.done or self.stopped):
@@ -103,7 +119,7 @@ class Ticket(msgspec.Struct, eq=False):
             def wake(_: Ticket) -> None:
                 loop.call_soon_threadsafe(set_done)
 
-            self.add_done_callback(wake)
+            self.listen(wake)
             yield from future
         return self.result()
 

@@ -13,6 +13,7 @@ from tidegate.testing.history import Entry, History
 from tidegate.txn.log.record import Called, Fed, Pushed, Record, Resumed, from_us
 from tidegate.txn.positions import rank_of, sequence_of
 from tidegate.txn.runtime import Runtime
+from tidegate.txn.teller import Teller
 from tidegate.txn.ticket import Ticket
 
 
@@ -43,7 +44,7 @@ class _Accepted:
                 case Pushed() | Fed():
                     for sequence, batch in self._batches(record):
                         self._origin[sequence] = batch, sequence
-                        self._enter(Entry(sequence, from_us(record.time_us), Ticket(_never), batch=batch))
+                        self._enter(Entry(sequence, from_us(record.time_us), Ticket(_TELLER), batch=batch))
                 case Called():
                     self._enter(self._call(record))
                 case Resumed():
@@ -73,7 +74,7 @@ class _Accepted:
         unit = self._runtime.units[record.procedure]
         named = {name: from_json(value) for name, value in record.named.items()}
         bound, partitions = unit.members[0].bind_call(from_json(record.arguments), named)
-        return Entry(record.sequence, from_us(record.time_us), Ticket(_never), call=(unit, bound, partitions))
+        return Entry(record.sequence, from_us(record.time_us), Ticket(_TELLER), call=(unit, bound, partitions))
 
     def _move(self, old: int, new: int) -> None:
         batch, entry = self._origin[sequence_of(new)] = self._origin[sequence_of(old)]
@@ -85,3 +86,6 @@ class _Accepted:
 
 def _never(ticket: Ticket, timeout_s: float | None) -> None:
     raise AssertionError("tickets of a history are not waited for")
+
+
+_TELLER = Teller(_never)

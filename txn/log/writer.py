@@ -160,19 +160,18 @@ class LogWriter:
     def _write_out(self, sync: bool) -> None:
         """Write the buffer and sync it; then note in the log, unsynced, how far it is on disk."""
         with self._telling(), self._syncing:
-            if not self._write():
-                return
-            with self._changed:
-                written = self.end - len(self._buffer)
-            if sync and self.synced < written:
-                crash_point("log-before-sync")
-                self._sync_file()
-                crash_point("log-after-sync")
-            self._advance(written, mark=sync)
-            if sync:
-                self._write()
-            if self._segment_end - self._segment_start > self._segment_bytes:
-                self._roll()
+            if self._write():
+                with self._changed:
+                    written = self.end - len(self._buffer)
+                if sync and self.synced < written:
+                    crash_point("log-before-sync")
+                    self._sync_file()
+                    crash_point("log-after-sync")
+                self._advance(written, mark=sync)
+                if sync:
+                    self._write()
+                if self._segment_end - self._segment_start > self._segment_bytes:
+                    self._roll()
         self.on_synced(self.synced)
 
     @contextmanager

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tidegate import Aborted, App, Engine, ProcedureFailed, StillWaiting, Ticket
+from tidegate.txn.teller import Teller
 
 
 def no_wait(ticket: Ticket, timeout_s: float | None) -> None:
@@ -17,16 +18,18 @@ def no_wait(ticket: Ticket, timeout_s: float | None) -> None:
 
 
 def test_callbacks_are_called_once_before_or_after() -> None:
-    ticket = Ticket(no_wait)
+    teller = Teller(no_wait)
+    ticket = Ticket(teller)
     told: list[str] = []
     ticket.add_done_callback(lambda _: told.append("early"))
     ticket.finish()
     ticket.add_done_callback(lambda _: told.append("late"))
+    teller.close()
     assert told == ["early", "late"]
 
 
 def test_result_waits_then_gives_value_or_error() -> None:
-    ticket = Ticket(no_wait)
+    ticket = Ticket(Teller(no_wait))
     with pytest.raises(StillWaiting):
         ticket.result()
     ticket.value = 5
@@ -38,7 +41,7 @@ def test_result_waits_then_gives_value_or_error() -> None:
 
 
 def test_a_stopped_ticket_raises_and_can_go_on() -> None:
-    ticket = Ticket(no_wait)
+    ticket = Ticket(Teller(no_wait))
     event = ticket.event()
     ticket.stop(ProcedureFailed("it raised"))
     assert event.is_set()
@@ -52,7 +55,7 @@ def test_a_stopped_ticket_raises_and_can_go_on() -> None:
 
 @pytest.mark.parametrize("state", ["waiting", "done", "failed", "duplicate"])
 def test_repr_says_how_it_stands(state: str) -> None:
-    ticket = Ticket(no_wait)
+    ticket = Ticket(Teller(no_wait))
     ticket.duplicate = state == "duplicate"
     ticket.error = Aborted("x", reason="x") if state == "failed" else None
     if state != "waiting":
@@ -62,7 +65,8 @@ def test_repr_says_how_it_stands(state: str) -> None:
 
 def test_finishing_while_others_start_to_wait_loses_nobody() -> None:
     for _ in range(200):
-        ticket = Ticket(no_wait)
+        teller = Teller(no_wait)
+        ticket = Ticket(teller)
         told: list[int] = []
         start = threading.Barrier(3)
 
@@ -78,6 +82,7 @@ def test_finishing_while_others_start_to_wait_loses_nobody() -> None:
         ticket.finish()
         for thread in threads:
             thread.join(5)
+        teller.close()
         assert sorted(told) == [0, 1]
 
 
