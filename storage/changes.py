@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from tidegate.storage.access import Access
 from tidegate.storage.schema import Key, Row
+from tidegate.storage.undo import Undo
 from tidegate.storage.versions import SecondaryIndex
-from tidegate.storage.view import Access, View, duplicate_key, taken_value
-
-_ABSENT: Any = object()
+from tidegate.storage.view import View
+from tidegate.storage.violations import duplicate_key, taken_value
 
 # pairs of (stored row, proposed row) in conflict -> the rows to store instead, None where WHERE says to
 # leave it
@@ -23,28 +24,6 @@ class OnConflict(NamedTuple):
 
     columns: frozenset[str]
     resolve: Resolve | None
-
-
-class _Undo:
-    """The write set of one table, with a way back to what it was."""
-
-    def __init__(self, view: View, table: str) -> None:
-        self._view = view
-        self._table = table
-        self._before: list[tuple[Key, Any]] = []
-
-    def put(self, key: Key, row: Row | None) -> None:
-        self._before.append((key, self._view.writes.get(self._table, {}).get(key, _ABSENT)))
-        self._view.put(self._table, key, row)
-
-    def roll_back(self) -> None:
-        written = self._view.writes.get(self._table, {})
-        self._view.forget_written_index()
-        for key, row in reversed(self._before):
-            if row is _ABSENT:
-                del written[key]
-            else:
-                written[key] = row
 
 
 def insert_rows(
@@ -132,8 +111,7 @@ def update_rows(view: View, access: Access, pairs: Sequence[tuple[Row, Row]]) ->
 
 
 def delete_rows(view: View, access: Access, rows: Sequence[Row]) -> None:
-    for row in rows:
-        view.put(access.table.name, access.table.schema.key_of(row), None)
+    view.put_all(access.table.name, dict.fromkeys(map(access.key_of, rows)))
 
 
 def _store(view: View, access: Access, pairs: Sequence[tuple[Row | None, Row]]) -> None:
@@ -144,7 +122,10 @@ def _store(view: View, access: Access, pairs: Sequence[tuple[Row | None, Row]]) 
         schema.check_required(new)
     if schema.checks:
         view.database.check_rows(schema, [new for _, new in pairs])
-    undo = _Undo(view, schema.name)
+    if not access.guarded and all(old is not None and key_of(old) == key_of(new) for old, new in pairs):
+        view.put_all(schema.name, {key_of(new): new for _, new in pairs})  # they stay where they are: nothing to refuse
+        return
+    undo = Undo(view, schema.name)
     unique = [index for index in access.table.indexes if index.unique]
     try:
         moved = [(old, new) for old, new in pairs if old is None or key_of(old) != key_of(new)]

@@ -12,6 +12,7 @@ from typing import Any
 from sqlglot import exp
 
 from tidegate.errors import StatementError
+from tidegate.storage.access import Access
 from tidegate.storage.assignments import insert_places, is_default, place_of
 from tidegate.storage.changes import OnConflict, delete_rows, insert_rows, update_rows
 from tidegate.storage.conflicts import Clause
@@ -21,7 +22,7 @@ from tidegate.storage.query import Query
 from tidegate.storage.rows import Rows
 from tidegate.storage.schema import Column, Relation, Row, TableSchema
 from tidegate.storage.types import column_type
-from tidegate.storage.view import Access, View
+from tidegate.storage.view import View
 
 Run = Callable[[View, tuple[Any, ...]], Rows]
 

@@ -103,8 +103,8 @@ def _by_index(table: str, number: int, values_of: Any, matches: Any) -> Find:
         looked_up = wanted if len(wanted) > 1 else wanted[0]
         rows = [
             row
-            for key in view.index_keys(access, index, wanted)
-            if (row := view.row(access, key)) is not None and index.value_of(row) == looked_up
+            for row in view.visible(access, view.index_keys(access, index, wanted))
+            if index.value_of(row) == looked_up
         ]
         if access.by_key:
             rows = view.in_partition(access, rows)

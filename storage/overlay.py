@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from tidegate.storage.access import Access
 from tidegate.storage.base import arrow_table, base_name
 from tidegate.storage.ddl import quote
 from tidegate.storage.schema import Key, Relation, Row, TableSchema
 from tidegate.storage.versions import BASE
-from tidegate.storage.view import Access, View
+from tidegate.storage.view import View
 
 if TYPE_CHECKING:
     import duckdb

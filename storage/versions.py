@@ -21,7 +21,8 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
@@ -37,6 +38,8 @@ Version = tuple[Position, Row | None, Any, int]
 
 
 TRIMMED: Final = object()  # not an instance of a class of ours: the cyclic garbage collector then ignores who holds it
+
+MANY = 8  # so many writes to a table are worth a look at what they have in common
 
 # rows of the base by key, or None when the loader filled the whole table instead
 Loader = Callable[["VersionedTable", Sequence[Key]], dict[Key, Row] | None]
@@ -61,17 +64,17 @@ class SecondaryIndex:
         self.name = index.name
         places = [schema.index_of[name] for name in index.columns]
         self.places = tuple(places)
-        self._value_of: Callable[[Row], Any] = itemgetter(*places)
+        self.columns_of: Callable[[Row], Any] = itemgetter(*places)  # the indexed value, NULL or not
         self._keys: dict[Any, set[Key]] = {}
         self._wide = len(places) > 1
 
     def value_of(self, row: Row) -> Any:
         """The indexed value of ``row``, or None when a part of it is NULL."""
-        value = self._value_of(row)
+        value = self.columns_of(row)
         return None if self._wide and None in value else value
 
     def add(self, row: Row, key: Key) -> None:
-        value = self._value_of(row)
+        value = self.columns_of(row)
         if value is not None and not (self._wide and None in value):
             keys = self._keys.get(value)
             if keys is None:
@@ -90,7 +93,7 @@ class SecondaryIndex:
     def replace(self, head: Version, row: Row | None, key: Key) -> None:
         """``row`` takes the place of all versions of ``key``."""
         old = head[1]
-        if row is not None and old is not None and self._value_of(old) == self._value_of(row):
+        if row is not None and old is not None and self.columns_of(old) == self.columns_of(row):
             old = None  # it stays under that value
         elif row is not None:
             self.add(row, key)
@@ -104,6 +107,15 @@ class SecondaryIndex:
         for old in _rows_of(version):
             if old is not None and (row is None or self.value_of(old) != now):
                 self.drop(old, key)
+
+    def drop_all(self, keys_of: Mapping[Any, Iterable[Key]]) -> None:
+        """``drop`` for many rows: their keys by indexed value."""
+        for value, keys in keys_of.items():
+            held = self._keys.get(value)
+            if held is not None:
+                held.difference_update(keys)
+                if not held:
+                    del self._keys[value]
 
     def candidates(self, value: Any) -> tuple[Key, ...]:
         return tuple(self._keys.get(value, ()))
@@ -142,6 +154,7 @@ class VersionedTable:
         self.changes = 0  # grows with every commit: overlays built for SQL are reused while it stands still
         self.overlay: Any = None  # the changes above the base as SQL reads them, kept by tidegate.storage.overlay
         self._load = load
+        self._taken = 0  # the newest commit of which the merge has taken the changes
         self._evictions = 0
         self._evicting = threading.RLock()
 
@@ -260,6 +273,8 @@ class VersionedTable:
         """
         rows, dirty = self.rows, self.dirty
         hasty = not (keep_older or self.indexes)  # then nobody asks what it replaces
+        if len(writes) >= MANY and not keep_older and not self.chained:
+            writes = self._commit_many(writes, position, commit)
         for key, written in writes.items():
             row = None if written is None else written[:]  # a plain tuple, whatever it was
             if hasty and key in dirty:
@@ -281,6 +296,29 @@ class VersionedTable:
             else:
                 rows[key] = (position, row, None if head is None else TRIMMED, commit)
         self.changes += 1
+
+    def _commit_many(self, writes: dict[Key, Row | None], position: Position, commit: int) -> dict[Key, Row | None]:
+        """Commit what replaces rows whose only version is in memory, and changes no index but by deleting; returns the rest.
+
+        One pass: with many rows it is reaching them that costs. What was committed since the last merge is dirty already.
+        """
+        rows, dirty, taken = self.rows, self.dirty, self._taken
+        deleted = (position, None, TRIMMED, commit)
+        dropped = [(index.columns_of, defaultdict[Any, list[Key]](list)) for index in self.indexes]
+        rest: dict[Key, Row | None] = {}
+        for key, row in writes.items():
+            head = rows.get(key)
+            if head is None or head[1] is None or (row is not None and dropped):
+                rest[key] = row
+                continue
+            if head[3] <= taken and key not in dirty:
+                dirty[key] = True
+            for value_of, keys_of in dropped:
+                keys_of[value_of(head[1])].append(key)
+            rows[key] = deleted if row is None else (position, row[:], TRIMMED, commit)
+        for index, (_, keys_of) in zip(self.indexes, dropped, strict=True):
+            index.drop_all(keys_of)
+        return rest
 
     # ---- garbage collection and merge
 
@@ -321,6 +359,7 @@ class VersionedTable:
         """
         assert not self.merging, "one merge at a time"
         self.merging, self.dirty = self.dirty, {}
+        self._taken = max((self.rows[key][3] for key in self.merging), default=self._taken)
         deleted = [key for key, in_base in self.merging.items() if in_base]
         inserted = [row for key in self.merging if (row := self.rows[key][1]) is not None]
         return Changes(deleted, inserted)

@@ -34,6 +34,7 @@ def test_every_public_name_is_documented() -> None:
     [
         "abort",
         "delete",
+        "delete_where",
         "emit",
         "execute",
         "get",
@@ -42,6 +43,7 @@ def test_every_public_name_is_documented() -> None:
         "random",
         "scan",
         "update",
+        "update_each",
         "upsert",
         "uuid",
         "window",

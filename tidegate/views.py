@@ -14,13 +14,14 @@ from sqlglot import exp
 from tidegate.dataflows.validation import unknown
 from tidegate.errors import StatementError, text_of
 from tidegate.result import Result
+from tidegate.storage.access import Access
 from tidegate.storage.codec import to_json
 from tidegate.storage.ddl import Scratch
 from tidegate.storage.parameters import for_sqlglot
 from tidegate.storage.schema import Column, Relation
 from tidegate.storage.statements import prepare
 from tidegate.storage.types import column_type
-from tidegate.storage.view import Access, View
+from tidegate.storage.view import View
 from tidegate.streams.batch import Batch
 from tidegate.streams.windows import WindowState
 from tidegate.streams.windows.join_state import JoinState

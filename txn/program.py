@@ -10,10 +10,10 @@ from tidegate.dataflows.app import App
 from tidegate.dataflows.definitions import Procedure, TableAccess
 from tidegate.dataflows.graph import Graph, Unit
 from tidegate.errors import DataError
+from tidegate.storage.access import Access
 from tidegate.storage.database import Database
 from tidegate.storage.schema import Relation
 from tidegate.storage.statements import Statement
-from tidegate.storage.view import Access
 from tidegate.streams.windows import WindowState
 from tidegate.streams.windows.ahead import LookAhead
 from tidegate.streams.windows.backends import REFERENCE, Evaluation

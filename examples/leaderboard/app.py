@@ -82,10 +82,8 @@ def leaderboard(contestants: int = 25, eliminate_every: int | None = 1_000) -> A
         if len(standing) <= 1:
             return
         weakest = min(standing, key=lambda contestant: (contestant.total, contestant.id))
-        for lost in txn.scan("votes", contestant=weakest.id):
-            txn.delete("votes", lost.id)
-            phone = txn.get("phones", lost.phone)
-            txn.update("phones", lost.phone, used=phone.used - 1)
+        lost = txn.delete_where("votes", contestant=weakest.id)
+        txn.update_each("phones", [vote.phone for vote in lost], used=lambda phone: phone.used - 1)
         txn.delete("contestants", weakest.id)
         txn.emit("eliminated", contestant=weakest.id, total=weakest.total, valid_votes=milestones[0].valid_votes)
 

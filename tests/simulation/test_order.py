@@ -47,6 +47,8 @@ def test_random_apps_have_everything_in_them():
         "upsert",
         "insert",
         "delete",
+        "delete_where",
+        "update_each",
         "abort",
         "raise",
         "flaky",

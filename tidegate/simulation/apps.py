@@ -14,12 +14,12 @@ from functools import lru_cache
 from typing import Any
 from zlib import crc32
 
-from tidegate import windows as w
 from tidegate.dataflows.app import AccessLike, App
 from tidegate.dataflows.definitions import OnFailure, committed, either, partition
 from tidegate.errors import ConstraintError, DeclarationError, StatementError
+from tidegate.simulation.windows import random_window
 from tidegate.simulation.world import PARTITIONED, PLAIN, SIDES, World
-from tidegate.streams.windows import WindowSpec, window
+from tidegate.streams.windows import WindowSpec
 from tidegate.streams.windows.tuples import TupleSlide
 from tidegate.txn.transaction import Transaction
 
@@ -157,7 +157,7 @@ def _random_flow(
                 outputs,
                 access,
                 _random_ops(rng, access, streaming=True, sql=sql, windowed=windowed),
-                _random_window(rng, ordered) if windowed else None,
+                random_window(rng, ordered) if windowed else None,
                 rng.choice([0, 0, 1, 2]),
                 rng.choice(["dead_letter", "dead_letter", "halt"]),
             )
@@ -222,7 +222,7 @@ def _random_access(rng: random.Random, tables: list[str], keyed: bool) -> tuple[
 
 
 READS = ("get", "get", "scan", "find")
-WRITES = ("upsert", "upsert", "insert", "try_insert", "update", "delete", "add")
+WRITES = ("upsert", "upsert", "insert", "try_insert", "update", "delete", "add", "delete_where", "update_each")
 FLOW = ("chance", "now", "abort", "raise", "flaky", "break")
 
 
@@ -246,29 +246,6 @@ def _random_ops(
             ops.append(Op(kind, number=rng.randint(3, 9)))
     rng.shuffle(ops)
     return tuple(ops)
-
-
-def _random_window(rng: random.Random, inputs: tuple[str, ...]) -> WindowSpec:
-    size = rng.randint(1, 5)
-    stream = rng.choice(inputs)
-    if rng.random() < 0.5:
-        options: dict[str, Any] = {rng.choice(["count", "batches"]): size, "slide": rng.randint(1, size)}
-        return window(stream, **options)
-    by = rng.choice([(), ("k",)])
-    kind = rng.choice(["count", "batches", "time", "session", "landmark", "slide_rows", "delta"])
-    kinds: dict[str, dict[str, Any]] = {
-        "count": {"count": size, "slide": rng.randint(1, 7)},
-        "batches": {"batches": size, "slide": rng.randint(1, 7)},
-        "time": {"time": f"{size}s", "slide": f"{rng.randint(1, 3)}s"},
-        "session": {"session": f"{size}s"},
-        "landmark": {"landmark": 6, "slide": 2},
-        "slide_rows": {"time": f"{size}s", "slide_rows": 2},
-        "delta": {"delta": size, "on": "x"},
-    }
-    options = kinds[kind]
-    aggregates = {"n": w.count(), "total": w.sum("x"), "middle": w.median("x"), "most": w.max("x")}
-    chosen = rng.sample(sorted(aggregates), rng.randint(1, 3))
-    return window(stream, by=by, compute=rng.choice([None, {name: aggregates[name] for name in chosen}]), **options)
 
 
 # ---- what procedures do
@@ -361,6 +338,15 @@ class Work:
 
     def do_delete(self, op: Op) -> None:
         self.fold(self.txn.delete(op.table, self.key_of(op.table)))
+
+    def do_delete_where(self, op: Op) -> None:
+        self.fold([tuple(row) for row in self.txn.delete_where(op.table, tag=self.number % TAGS)])
+
+    def do_update_each(self, op: Op) -> None:
+        """As ``add``, for a few keys, perhaps one of them twice."""
+        keys = [self.key_of(op.table) for _ in range(self.number % 5)]
+        made = self.txn.update_each(op.table, keys, v=lambda row: (row.v * 3 + 1) % 1000, d=self.number % 83 / 10)
+        self.fold([tuple(row) for row in made])
 
     def do_move(self, op: Op) -> None:
         """Keep both sides equal."""

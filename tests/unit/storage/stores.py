@@ -7,12 +7,13 @@ import random
 import uuid
 from typing import Any
 
+from tidegate.storage.access import Access
 from tidegate.storage.database import Database
 from tidegate.storage.ddl import Scratch
 from tidegate.storage.rows import Rows
 from tidegate.storage.schema import Relation, Row, TableSchema
 from tidegate.storage.statements import Statement, prepare
-from tidegate.storage.view import Access, View
+from tidegate.storage.view import View
 
 NOW = dt.datetime(2024, 5, 6, 7, 8, 9, 123456)
 

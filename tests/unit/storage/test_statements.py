@@ -17,7 +17,7 @@ from sqlalchemy.dialects import postgresql
 from stores import NOW, Store
 
 from tidegate.errors import AccessError, ConstraintError, DataError, StatementError
-from tidegate.storage.view import Access
+from tidegate.storage.access import Access
 
 BOTH = pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "duckdb"])
 

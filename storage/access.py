@@ -1,0 +1,50 @@
+"""A procedure's declared access to a table, bound to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tidegate.storage.schema import Change, Key, Row
+from tidegate.storage.versions import Version, VersionedTable
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """A procedure's declared access to one table.
+
+    ``by_key``: only the rows of one partition, the one in ``View.partitions``. ``committed``: reads see the newest
+    committed state instead of the execution's own position, and never wait.
+
+    The rest is what every row access needs of the table, at hand. ``plain``: the newest version may be read straight away;
+    ``free``: and a row whose key is new may be written.
+    """
+
+    table: VersionedTable
+    write: bool
+    by_key: bool = False
+    committed: bool = False
+    plain: bool = field(init=False, repr=False)
+    newest: Callable[[Key], Version | None] = field(init=False, repr=False)  # of those in memory
+    row: Any = field(init=False, repr=False)
+    key_of: Callable[[Row], Key] = field(init=False, repr=False)
+    conform: Callable[..., Row] = field(init=False, repr=False)
+    changes: Mapping[tuple[str, ...], Change] = field(init=False, repr=False)
+    guarded: bool = field(init=False, repr=False)
+    free: bool = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        schema = self.table.schema
+        at_hand = {
+            "plain": not (self.by_key or self.committed),
+            "newest": self.table.newest_held,
+            "row": schema.row,
+            "key_of": schema.key_of,
+            "conform": schema.conform,
+            "changes": schema.changes,
+            "guarded": self.table.guarded,
+            "free": not (self.by_key or self.committed or self.table.guarded),
+        }
+        for name, value in at_hand.items():
+            object.__setattr__(self, name, value)
