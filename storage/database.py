@@ -94,11 +94,13 @@ class Database:
         that are unfinished, and the commit numbers held; what none of them can see goes at once, so that a row that
         changes often under one long wait does not pile up versions.
         """
-        self.commits += 1
+        self.commits = commit = self.commits + 1
+        tables = self.tables
         for name, rows in writes.items():
-            self.tables[name].commit(rows, position, self.commits, keep_older)
-            if keep_older and readers is not None:
-                self.tables[name].trim(*readers(name), keys=rows)
+            tables[name].commit(rows, position, commit, keep_older)
+        if keep_older and readers is not None:
+            for name, rows in writes.items():
+                tables[name].trim(*readers(name), keys=rows)
 
     @property
     def unmerged(self) -> int:

@@ -271,18 +271,28 @@ class VersionedTable:
         ``keep_older``: some unfinished execution may still read what was there before; otherwise it is dropped at
         once, which is the whole of garbage collection for a serial run.
         """
-        rows, dirty = self.rows, self.dirty
-        hasty = not (keep_older or self.indexes)  # then nobody asks what it replaces
         if len(writes) >= MANY and not keep_older and not self.chained:
             writes = self._commit_many(writes, position, commit)
+        if keep_older or self.indexes:
+            self._commit_each(writes, position, commit, keep_older)
+            return
+        rows, dirty = self.rows, self.dirty
+        for key, row in writes.items():  # nobody asks what it replaces, beyond whether the base has it
+            older: Any = TRIMMED
+            if key not in dirty:
+                head = self.newest_held(key) if self.complete else self.head(key)
+                dirty[key] = head is not None and head[1] is not None
+                if head is None:
+                    older = None
+            rows[key] = (position, None if row is None else row[:], older, commit)  # a plain tuple, whatever it was
+        self.changes += 1
+
+    def _commit_each(self, writes: dict[Key, Row | None], position: Position, commit: int, keep_older: bool) -> None:
+        """``commit`` with indexes to keep up, or older versions to keep."""
+        rows, dirty = self.rows, self.dirty
         for key, written in writes.items():
-            row = None if written is None else written[:]  # a plain tuple, whatever it was
-            if hasty and key in dirty:
-                rows[key] = (position, row, TRIMMED, commit)
-                continue
-            head = self.newest_held(key)
-            if head is None and not self.complete:
-                head = self.head(key)
+            row = None if written is None else written[:]
+            head = self.newest_held(key) if self.complete else self.head(key)
             if key not in dirty:
                 dirty[key] = head is not None and head[1] is not None
             for index in self.indexes:

@@ -11,6 +11,7 @@ import datetime as dt
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import islice
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -24,6 +25,8 @@ from tidegate.storage.violations import duplicate_key, taken_value
 if TYPE_CHECKING:
     from tidegate.storage.database import Database
 
+WriteIndex = Mapping[tuple[str, str], tuple[int, dict[Any, list[Key]]]]  # own writes, by table and index
+NOTHING: Mapping[Any, Any] = MappingProxyType({})
 WriteSet = dict[str, dict[Key, Row | None]]
 _named = tuple.__new__  # a stored row as users see it: an instance of its table's named tuple class
 
@@ -64,8 +67,8 @@ class View:
         self.partitions = partitions or {}
         self.commit = commit
         self.writes: WriteSet = {}
-        self._indexed: dict[tuple[str, str], tuple[int, dict[Any, list[Key]]]] = {}
-        self.relations: dict[str, tuple[Relation, Sequence[Row]]] = {}
+        self._indexed: WriteIndex = NOTHING
+        self.relations: Mapping[str, tuple[Relation, Sequence[Row]]] = NOTHING
 
     # ---- reading
 
@@ -165,7 +168,7 @@ class View:
 
     def forget_written_index(self) -> None:
         """The write set changed other than by writing more."""
-        self._indexed.clear()
+        self._indexed = NOTHING
 
     def _written_index(self, table: str, index: SecondaryIndex) -> dict[Any, list[Key]]:
         """Own writes by indexed value, kept up as new keys are written; a key written again starts it afresh."""
@@ -177,7 +180,7 @@ class View:
             for key, row in islice(written.items(), seen, None):
                 if row is not None:
                     found.setdefault(index.value_of(row), []).append(key)
-            self._indexed[table, index.name] = (len(written), found)
+            self._indexed = {**self._indexed, (table, index.name): (len(written), found)}
         return found
 
     def row(self, access: Access, key: Key) -> Row | None:
@@ -229,13 +232,7 @@ class View:
             access = self.writable(table)
         new = access.conform(values if row is None else row, self.default)
         key = access.key_of(new)
-        if (
-            access.plain
-            and table not in self.writes
-            and access.newest(key) is None
-            and access.table.complete
-            and not access.guarded
-        ):
+        if access.free and table not in self.writes and access.newest(key) is None and access.table.complete:
             self.writes[table] = {key: new}
             return new
         return self._insert(access, key, new)
@@ -273,9 +270,10 @@ class View:
         access = self.access.get(table)
         if access is None or not access.write:
             access = self.writable(table)
+        written = self.writes.get(table)
         try:  # what get() does, without naming a row that nobody sees
-            if table in self.writes and key in self.writes[table]:
-                old = self.writes[table][key]
+            if written is not None and key in written:
+                old = written[key]
             else:
                 version = access.newest(key) if access.plain else None
                 old = version[1] if version is not None and version[0] < self.position else self.get(table, key)
@@ -288,10 +286,12 @@ class View:
         key = access.key_of(old)
         if access.guarded:
             self._check_constraints(access, key, new, old)
-        if table in self.writes:
+        if written is None:
+            self.writes[table] = {key: new}
+        elif self._indexed:
             self.put(table, key, new)
         else:
-            self.writes[table] = {key: new}
+            written[key] = new
         return new
 
     def delete(self, table: str, key: Key) -> bool:
@@ -393,7 +393,7 @@ class View:
             self.writes[table] = {key: row}
         else:
             if self._indexed and key in written:
-                self._indexed.clear()
+                self._indexed = NOTHING
             written[key] = row
 
     def put_all(self, table: str, rows: dict[Key, Row | None]) -> None:
@@ -404,7 +404,7 @@ class View:
                 self.writes[table] = rows
         else:
             if self._indexed and not written.keys().isdisjoint(rows):
-                self._indexed.clear()
+                self._indexed = NOTHING
             written.update(rows)
 
     def check_unique(self, access: Access, index: SecondaryIndex, key: Key, new: Row, old: Row | None) -> None:

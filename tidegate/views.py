@@ -349,8 +349,10 @@ def query(engine: Engine, sql: Any, parameters: Any) -> Result:
         )
     with engine.lock:
         view = QueryView(engine)
-        for name in statement.relations:
-            view.relations[name] = (VIEWS[name].relation, [tuple(row) for row in VIEWS[name].rows(engine)])
+        view.relations = {
+            name: (VIEWS[name].relation, [tuple(row) for row in VIEWS[name].rows(engine)])
+            for name in statement.relations
+        }
         engine.executor.hold_snapshot(view.commit)
     try:
         return Result(statement.arrow(view, parameters))

@@ -77,12 +77,12 @@ class Runtime:
         Returns None when all have run, the awaited stream the next member needs a batch from, or ``"…"`` when only one
         member was asked for and more remain. A member whose input has no rows is passed over.
         """
-        members = txn.unit.members
+        members, streams = txn.unit.members, txn.streams
         for program in members[txn.cursor :] if txn.cursor else members:
             batches: Sequence[Batch] | str | None
-            if program.plain_input is not None:
-                batch = txn.streams.get(program.plain_input)
-                batches = None if batch is None else (batch,)
+            only = program.plain_input
+            if only is not None:
+                batches = (streams[only],) if only in streams else None
             else:
                 batches = self._inputs_of(txn, program)
                 if isinstance(batches, str):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from tidegate.errors import Aborted, AccessError, DataError, DeadlineExceeded, text_of
 from tidegate.storage.schema import Relation, Row
-from tidegate.storage.view import View
+from tidegate.storage.view import NOTHING, View
 from tidegate.streams.batch import Batch
 from tidegate.streams.windows.results import Slide
 from tidegate.txn.positions import Position, describe
@@ -84,8 +84,8 @@ class Transaction(View):
     def restart(self) -> None:
         """Forget everything done so far: nothing of it was visible to anyone."""
         self.writes = {}
-        self._indexed = {}
-        self.relations = {}  # rows of streams and windows that an EE trigger is shown at the moment
+        self._indexed = NOTHING
+        self.relations = NOTHING  # rows of streams and windows that an EE trigger is shown at the moment
         self.batches: Sequence[Batch] = ()
         self.emitted: dict[str, Batch] = {}
         self.slides: dict[tuple[str, str], Slide] = {}
@@ -182,14 +182,11 @@ class Transaction(View):
 
     def fire(self, statements: Iterable[Any], name: str, relation: Any, rows: list[Row]) -> None:
         """Run EE triggers with ``rows`` as the relation ``name``."""
-        before = self.relations.get(name)
-        self.relations[name] = (relation, rows)
+        before = self.relations
+        self.relations = {**before, name: (relation, rows)}
         for statement in statements:
             statement.run(self)
-        if before is None:
-            del self.relations[name]
-        else:
-            self.relations[name] = before
+        self.relations = before
 
     def rows_of(self, name: str) -> tuple[Relation, Sequence[Row]]:
         if name not in self.relations:
