@@ -51,7 +51,7 @@ def compile_select(parsed: Parsed, row_class: Any, fold: Fold) -> Compiled:
     project, codes = project_rows(target, tree.expressions, row_class)
     if path == "primary key":
         return Compiled(_select_one(find, project), path)
-    return Compiled(_select_many(find, project, order_all(codes)), path)
+    return Compiled(_select_many(find, project or _whole(target.schema), order_all(codes)), path)
 
 
 def _counts_rows(node: exp.Expression) -> bool:
@@ -65,12 +65,14 @@ def _select_one(find: Find, project: Project | None) -> Run:
     return lambda view, values: Rows([project(row, values) for row in find(view, values)])
 
 
-def _select_many(find: Find, project: Project | None, order: Callable[[Any], Any]) -> Run:
-    def run(view: View, values: tuple[Any, ...]) -> Rows:
-        rows = find(view, values)
-        return Rows(sorted(rows if project is None else [project(row, values) for row in rows], key=order))
+def _select_many(find: Find, project: Project, order: Callable[[Any], Any]) -> Run:
+    return lambda view, values: Rows(sorted([project(row, values) for row in find(view, values)], key=order))
 
-    return run
+
+def _whole(schema: TableSchema) -> Project:
+    """All columns of a row, which may be stored as a plain tuple."""
+    new, row_class = tuple.__new__, schema.row
+    return lambda row, values: new(row_class, row)
 
 
 def _count(find: Find, row_class: Any, columns: int) -> Run:
@@ -150,7 +152,7 @@ def _returning(target: Target, tree: exp.Expression, row_class: Any) -> Project 
     if clause is None:
         return None
     project, _ = project_rows(target, clause.expressions, row_class)
-    return project or (lambda row, values: row)
+    return project or _whole(target.schema)
 
 
 def _assigned_place(schema: TableSchema, node: exp.Expression) -> int:

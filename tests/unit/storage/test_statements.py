@@ -175,6 +175,19 @@ def test_rows_are_named_and_counted(votes: Store, compiled: bool) -> None:
         rows.one()
 
 
+@BOTH
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT * FROM votes WHERE contestant = 1",
+        "UPDATE votes SET n = n WHERE contestant = 1 RETURNING *",
+        "DELETE FROM votes WHERE contestant = 1 RETURNING *",
+    ],
+)
+def test_whole_rows_found_by_an_index_are_named(votes: Store, sql: str, compiled: bool) -> None:
+    assert [(row.phone, row.n) for row in votes.run(sql, compiled=compiled)] == [(1, 5), (2, 0)]
+
+
 def test_arrow(votes: Store) -> None:
     table = votes.prepare("SELECT phone, n FROM votes WHERE phone = ?").arrow(votes.view(), (1,))
     assert table.to_pydict() == {"phone": [1], "n": [5]}
@@ -257,7 +270,7 @@ def test_keys_and_unique_values_may_move_within_one_update(votes: Store) -> None
 
 def test_dml_with_other_relations(votes: Store) -> None:
     view = votes.view()
-    view.relations["batch"] = (votes.relations["batch"], [(1, 5), (1, 6), (3, 8)])
+    view.relations = {"batch": (votes.relations["batch"], [(1, 5), (1, 6), (3, 8)])}
     updated = votes.run(
         "UPDATE votes SET contestant = batch.contestant FROM batch WHERE batch.phone = votes.phone RETURNING phone, contestant",
         view=view,
