@@ -308,25 +308,30 @@ class VersionedTable:
         self.changes += 1
 
     def _commit_many(self, writes: dict[Key, Row | None], position: Position, commit: int) -> dict[Key, Row | None]:
-        """Commit what replaces rows whose only version is in memory, and changes no index but by deleting; returns the rest.
+        """Commit what replaces rows whose only version is in memory; returns the rest.
 
         One pass: with many rows it is reaching them that costs. What was committed since the last merge is dirty already.
         """
         rows, dirty, taken = self.rows, self.dirty, self._taken
         deleted = (position, None, TRIMMED, commit)
-        dropped = [(index.columns_of, defaultdict[Any, list[Key]](list)) for index in self.indexes]
+        dropped = [(index, defaultdict[Any, list[Key]](list)) for index in self.indexes]
         rest: dict[Key, Row | None] = {}
         for key, row in writes.items():
             head = rows.get(key)
-            if head is None or head[1] is None or (row is not None and dropped):
+            if head is None or head[1] is None:
                 rest[key] = row
                 continue
             if head[3] <= taken and key not in dirty:
                 dirty[key] = True
-            for value_of, keys_of in dropped:
-                keys_of[value_of(head[1])].append(key)
+            for index, keys_of in dropped:
+                value = index.columns_of(head[1])
+                if row is None:
+                    keys_of[value].append(key)
+                elif index.columns_of(row) != value:
+                    keys_of[value].append(key)
+                    index.add(row, key)
             rows[key] = deleted if row is None else (position, row[:], TRIMMED, commit)
-        for index, (_, keys_of) in zip(self.indexes, dropped, strict=True):
+        for index, keys_of in dropped:
             index.drop_all(keys_of)
         return rest
 
