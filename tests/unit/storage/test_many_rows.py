@@ -95,7 +95,7 @@ def many(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int
 
 
 @pytest.mark.parametrize("ddl", [PLAIN, BARE, WIDE])
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(transactions=TRANSACTIONS)
 def test_many_rows_end_up_as_one_by_one(ddl: str, transactions: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
