@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tidegate.storage.indexes import Version
 from tidegate.storage.schema import Change, Key, Row
-from tidegate.storage.versions import Version, VersionedTable
+from tidegate.storage.versions import VersionedTable
 
 
 @dataclass(frozen=True, slots=True)

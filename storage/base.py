@@ -132,8 +132,10 @@ class Base:
 
     # ---- writing
 
-    def merge(self, changes: Mapping[TableSchema, Changes], meta: Mapping[str, Any]) -> dict[TableSchema, Delta]:
-        """Fold ``changes`` and ``meta`` into the base; visible after :meth:`publish`, all or nothing.
+    def merge(
+        self, changes: Mapping[TableSchema, Iterable[Changes]], meta: Mapping[str, Any]
+    ) -> dict[TableSchema, Delta]:
+        """Fold ``changes``, which come in parts, and ``meta`` into the base; visible after :meth:`publish`, all or nothing.
 
         Returns the changes as they travelled to DuckDB, for others who keep a copy.
         """
@@ -141,11 +143,8 @@ class Base:
         connection.execute("BEGIN TRANSACTION")
         deltas = {}
         try:
-            for schema, change in changes.items():
-                delta = deltas[schema] = Delta(
-                    arrow_keys(schema, change.deleted) if change.deleted else None,
-                    arrow_table(schema, change.inserted) if change.inserted else None,
-                )
+            for schema, parts in changes.items():
+                delta = deltas[schema] = _delta(schema, parts)
                 if delta.deleted is not None:
                     self._delete(schema, delta.deleted)
                 if delta.inserted is not None:
@@ -217,6 +216,16 @@ def write_error(path: Path | None, error: duckdb.Error) -> TidegateError:
 def base_name(schema: TableSchema) -> str:
     """The qualified name of the base table: out of the way of the name that SQL in procedures uses."""
     return f"{BASE_SCHEMA}.{quote(schema.name)}"
+
+
+def _delta(schema: TableSchema, parts: Iterable[Changes]) -> Delta:
+    deleted, inserted = [], []
+    for part in parts:
+        if part.deleted:
+            deleted.append(arrow_keys(schema, part.deleted))
+        if part.inserted:
+            inserted.append(arrow_table(schema, part.inserted))
+    return Delta(pa.concat_tables(deleted) if deleted else None, pa.concat_tables(inserted) if inserted else None)
 
 
 def arrow_table(relation: Relation, rows: Sequence[Row]) -> pa.Table:

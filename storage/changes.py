@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from tidegate.storage.access import Access
+from tidegate.storage.indexes import SecondaryIndex
 from tidegate.storage.schema import Key, Row
 from tidegate.storage.undo import Undo
-from tidegate.storage.versions import SecondaryIndex
 from tidegate.storage.view import View
 from tidegate.storage.violations import duplicate_key, taken_value
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,14 +12,18 @@ from typing import TYPE_CHECKING, Any
 from tidegate.crashpoints import crash_point
 from tidegate.storage.base import Base, Delta
 from tidegate.storage.constraints import Checks, Default, prepare_default
+from tidegate.storage.indexes import SecondaryIndex
 from tidegate.storage.overlay import Session
 from tidegate.storage.schema import Column, Key, Row, TableSchema
-from tidegate.storage.versions import SecondaryIndex, VersionedTable
+from tidegate.storage.versions import Changes, VersionedTable
 from tidegate.storage.view import View, WriteSet
 
 if TYPE_CHECKING:
     import duckdb
 
+
+PART = 2_000  # rows that a merge takes at a time: about a millisecond
+PAUSE_S = 0.0002  # long enough for a thread that waits for the interpreter to get it
 
 Readers = Callable[[str], tuple[Sequence[int], Sequence[int]]]
 
@@ -120,36 +125,58 @@ class Database:
         ``open_positions(table)``: ascending positions of unfinished executions with an intent on that table.
         ``meta()``: facts to store in the same DuckDB transaction.
         ``before_publish()``: runs when the changes are written, before they are committed.
-        ``lock`` keeps commits out while the changes are collected and forgotten; they go on while DuckDB writes.
+        ``lock`` keeps commits out for moments; they go on while changes are collected and written. Others get their turn
+        after every ``PART`` rows: a million rows in one go would hold up the whole interpreter.
         """
         lock = lock if lock is not None else nullcontext()
         with lock:
             facts = meta()
-            changes = {table.schema: table.take_changes() for table in self.tables.values() if table.dirty}
+            changed = [table for table in self.tables.values() if table.dirty]
+            for table in changed:
+                table.begin_merge(self.commits)
         try:
             crash_point("merge-before-write")
-            deltas = self.base.merge(changes, facts)
+            deltas = self.base.merge({table.schema: self._in_turn(table.taken(PART)) for table in changed}, facts)
             before_publish()
             crash_point("merge-before-commit")
             with self.base.gate:
                 self.base.publish()
                 crash_point("merge-after-commit")
                 with lock:
-                    for schema in changes:
-                        self.tables[schema.name].merged()
+                    for table in changed:
+                        table.merged()
         except BaseException:
             self.base.roll_back()
             with lock:
-                for schema in changes:
-                    self.tables[schema.name].merge_failed()
+                for table in changed:
+                    table.merge_failed()
             raise
+        self._forget(changed, lock)
         with lock:
             for table in self.tables.values():
                 table.trim(open_positions(table.name), open_commits())
                 table.evict(self.cached_rows)
         for listener in self.merge_listeners:
             listener(deltas, facts)
-        return sum(len(change.inserted) + len(change.deleted) for change in changes.values())
+        return sum(part.num_rows for delta in deltas.values() for part in delta if part is not None)
+
+    def _in_turn(self, parts: Iterable[Changes]) -> Iterator[Changes]:
+        for part in parts:
+            yield part
+            self._let_others_run()
+
+    def _forget(self, tables: Iterable[VersionedTable], lock: AbstractContextManager[Any]) -> None:
+        """What is deleted in the base, too, need not be remembered."""
+        for table in tables:
+            more = True
+            while more:
+                with lock:
+                    more = table.forget(PART)
+                self._let_others_run()
+
+    def _let_others_run(self) -> None:
+        if self.concurrent:
+            time.sleep(PAUSE_S)
 
     # ---- DuckDB for SQL in procedures
 

@@ -22,22 +22,16 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from operator import itemgetter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from tidegate.errors import CorruptionError
 from tidegate.storage.codec import widened
-from tidegate.storage.schema import Index, Key, Row, TableSchema
+from tidegate.storage.indexes import TRIMMED, Position, SecondaryIndex, Version, rows_of
+from tidegate.storage.schema import Key, Row, TableSchema
 
-Position = int
 BASE: Final[Position] = -1  # the position of a row that came from the base: below every execution
-
-# (position, row or None if deleted, older version, commit number)
-Version = tuple[Position, Row | None, Any, int]
-
-
-TRIMMED: Final = object()  # not an instance of a class of ours: the cyclic garbage collector then ignores who holds it
 
 MANY = 8  # so many writes to a table are worth a look at what they have in common
 
@@ -46,79 +40,10 @@ Loader = Callable[["VersionedTable", Sequence[Key]], dict[Key, Row] | None]
 
 
 class Changes(NamedTuple):
-    """What a merge writes to the base: keys to delete there, and rows to insert."""
+    """What a merge writes to the base, or a part of it: keys to delete there, and rows to insert."""
 
     deleted: list[Key]
     inserted: list[Row]
-
-
-class SecondaryIndex:
-    """Index key → keys of the rows that have it in *any* version kept; readers check the version they see.
-
-    Rows with a NULL in an indexed column are not in it: equality never finds them.
-    """
-
-    def __init__(self, schema: TableSchema, index: Index) -> None:
-        self.columns = index.columns
-        self.unique = index.unique
-        self.name = index.name
-        places = [schema.index_of[name] for name in index.columns]
-        self.places = tuple(places)
-        self.columns_of: Callable[[Row], Any] = itemgetter(*places)  # the indexed value, NULL or not
-        self._keys: dict[Any, set[Key]] = {}
-        self._wide = len(places) > 1
-
-    def value_of(self, row: Row) -> Any:
-        """The indexed value of ``row``, or None when a part of it is NULL."""
-        value = self.columns_of(row)
-        return None if self._wide and None in value else value
-
-    def add(self, row: Row, key: Key) -> None:
-        value = self.columns_of(row)
-        if value is not None and not (self._wide and None in value):
-            keys = self._keys.get(value)
-            if keys is None:
-                self._keys[value] = {key}
-            else:
-                keys.add(key)
-
-    def drop(self, row: Row, key: Key) -> None:
-        value = self.value_of(row)
-        keys = self._keys.get(value)
-        if keys is not None:
-            keys.discard(key)
-            if not keys:
-                del self._keys[value]
-
-    def replace(self, head: Version, row: Row | None, key: Key) -> None:
-        """``row`` takes the place of all versions of ``key``."""
-        old = head[1]
-        if row is not None and old is not None and self.columns_of(old) == self.columns_of(row):
-            old = None  # it stays under that value
-        elif row is not None:
-            self.add(row, key)
-        if old is not None:
-            self.drop(old, key)
-        if head[2] is not None and head[2] is not TRIMMED:
-            self._replace_older(head[2], row, key)
-
-    def _replace_older(self, version: Version, row: Row | None, key: Key) -> None:
-        now = None if row is None else self.value_of(row)
-        for old in _rows_of(version):
-            if old is not None and (row is None or self.value_of(old) != now):
-                self.drop(old, key)
-
-    def drop_all(self, keys_of: Mapping[Any, Iterable[Key]]) -> None:
-        """``drop`` for many rows: their keys by indexed value."""
-        for value, keys in keys_of.items():
-            held = self._keys.get(value)
-            if held is not None:
-                held.difference_update(keys)
-                if not held:
-                    del self._keys[value]
-
-    def candidates(self, value: Any) -> tuple[Key, ...]:
-        return tuple(self._keys.get(value, ()))
 
 
 class _Rows(dict[Key, Version]):
@@ -155,6 +80,10 @@ class VersionedTable:
         self.overlay: Any = None  # the changes above the base as SQL reads them, kept by tidegate.storage.overlay
         self._load = load
         self._taken = 0  # the newest commit of which the merge has taken the changes
+        self._aside: dict[Key, Row | None] | None = (
+            None  # what the merge still has to read, where it was replaced since
+        )
+        self._gone: list[Key] = []  # deleted, according to the merge
         self._evictions = 0
         self._evicting = threading.RLock()
 
@@ -271,6 +200,8 @@ class VersionedTable:
         ``keep_older``: some unfinished execution may still read what was there before; otherwise it is dropped at
         once, which is the whole of garbage collection for a serial run.
         """
+        if self._aside is not None:
+            self._set_aside(writes)
         if len(writes) >= MANY and not keep_older and not self.chained:
             writes = self._commit_many(writes, position, commit)
         if keep_older or self.indexes:
@@ -360,37 +291,71 @@ class VersionedTable:
                     del self.rows[key]
 
     def _drop_unkept(self, key: Key, before: Version, after: Version) -> None:
-        kept_rows = [row for row in _rows_of(after) if row is not None]
+        kept_rows = [row for row in rows_of(after) if row is not None]
         for index in self.indexes:
             values = {index.value_of(row) for row in kept_rows}
-            for row in _rows_of(before):
+            for row in rows_of(before):
                 if row is not None and index.value_of(row) not in values:
                     index.drop(row, key)
 
-    def take_changes(self) -> Changes:
-        """What the base lacks: the newest committed state of every changed key.
-
-        Commits may go on while the caller writes these; it then calls ``merged`` or ``merge_failed``.
+    def begin_merge(self, commit: int) -> None:
+        """Everything committed so far, up to commit number ``commit``, is to be merged. Then come :meth:`taken` and, when that is
+        in the base, :meth:`merged` and :meth:`forget`; or :meth:`merge_failed`. Commits may go on all the while.
         """
         assert not self.merging, "one merge at a time"
         self.merging, self.dirty = self.dirty, {}
-        self._taken = max((self.rows[key][3] for key in self.merging), default=self._taken)
-        deleted = [key for key, in_base in self.merging.items() if in_base]
-        inserted = [row for key in self.merging if (row := self.rows[key][1]) is not None]
-        return Changes(deleted, inserted)
+        self._taken = commit
+        self._aside, self._gone = {}, []
+
+    def _set_aside(self, writes: Iterable[Key]) -> None:
+        """These keys are about to change while a merge reads what they were."""
+        assert self._aside is not None
+        for key in writes:
+            if key in self.merging and key not in self._aside:
+                self._aside[key] = self.rows[key][1]
+
+    def taken(self, size: int) -> Iterator[Changes]:
+        """What the base lacks: the state of every changed key as of ``begin_merge``, ``size`` keys at a time.
+
+        Needs no lock. A commit puts what it replaces aside *before* it replaces it, and here it is looked for *after* the row was
+        read: a row that is too new is always found out.
+        """
+        aside, rows = self._aside, self.rows
+        assert aside is not None
+        changed = iter(self.merging.items())
+        while part := list(islice(changed, size)):
+            inserted = []
+            for key, _ in part:
+                row = rows[key][1]
+                if key in aside:
+                    row = aside[key]
+                if row is None:
+                    self._gone.append(key)
+                else:
+                    inserted.append(row)
+            yield Changes([key for key, in_base in part if in_base], inserted)
+        self._aside = None
 
     def merged(self) -> None:
         """The changes taken are in the base now."""
-        for key in self.merging:
-            if self.complete and self.rows[key][1] is None and key not in self.chained and key not in self.dirty:
-                del self.rows[key]
-        self.merging = {}
+        self.merging, self._aside = {}, None
         self.changes += 1
+
+    def forget(self, size: int) -> bool:
+        """Drop up to ``size`` rows that the merge found deleted and nobody has written since; False when there are no more."""
+        gone = self._gone
+        for _ in range(min(size, len(gone))):
+            key = gone.pop()
+            version = self.rows.get(key)
+            free = version is not None and version[1] is None and key not in self.chained and key not in self.dirty
+            if free and self.complete:
+                del self.rows[key]
+        return bool(gone)
 
     def merge_failed(self) -> None:
         """The changes taken did not reach the base: they are dirty again."""
         self.dirty.update(self.merging)
-        self.merging = {}
+        self.merging, self._aside, self._gone = {}, None, []
 
     def export_chains(self, encode: Callable[[Any], Any]) -> list[Any]:
         """The chains of keys with more than their newest version, for the checkpoint."""
@@ -465,12 +430,6 @@ def _any_in(positions: Sequence[Position], low: Position, high: Position) -> boo
     """Is there a position r with low < r <= high?"""
     place = bisect_left(positions, low + 1)
     return place < len(positions) and positions[place] <= high
-
-
-def _rows_of(version: Any) -> Iterator[Row | None]:
-    while version is not None and version is not TRIMMED:
-        yield version[1]
-        version = version[2]
 
 
 def _lost(table: str, key: Key, position: int) -> CorruptionError:

@@ -17,9 +17,9 @@ from uuid import UUID
 
 from tidegate.errors import AccessError, StatementError
 from tidegate.storage.access import Access
+from tidegate.storage.indexes import SecondaryIndex
 from tidegate.storage.schema import Column, Key, Relation, Row
 from tidegate.storage.undo import Undo
-from tidegate.storage.versions import SecondaryIndex
 from tidegate.storage.violations import duplicate_key, taken_value
 
 if TYPE_CHECKING:

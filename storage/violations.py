@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tidegate.errors import ConstraintError
+from tidegate.storage.indexes import SecondaryIndex
 from tidegate.storage.schema import Key, TableSchema
-from tidegate.storage.versions import SecondaryIndex
 
 
 def duplicate_key(schema: TableSchema, key: Key) -> ConstraintError:

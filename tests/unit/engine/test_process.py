@@ -10,14 +10,20 @@ import pytest
 import tidegate
 from tidegate import App, TidegateError, process
 
+USUAL = (700, 10, 10)
+
 
 @pytest.fixture(autouse=True)
 def nothing_frozen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Before and after each test no engine is open and nothing is frozen."""
     monkeypatch.setattr(process, "_open", 0)  # another test may have left one behind
+    monkeypatch.setattr(process, "_thresholds", None)
     gc.unfreeze()
+    before = gc.get_threshold()
+    gc.set_threshold(*USUAL)
     yield
     assert gc.get_freeze_count() == 0
+    gc.set_threshold(*before)
 
 
 def test_what_existed_before_is_left_out_of_collections_while_an_engine_is_open() -> None:
@@ -29,9 +35,25 @@ def test_what_existed_before_is_left_out_of_collections_while_an_engine_is_open(
     second.close()
 
 
+def test_full_collections_are_rarer_while_an_engine_is_open() -> None:
+    first, second = tidegate.open(App("one")), tidegate.open(App("two"))
+    assert gc.get_threshold() == (700, 10, 10 * process.RARER)
+    first.close()
+    assert gc.get_threshold() == (700, 10, 10 * process.RARER)
+    second.close()
+    assert gc.get_threshold() == USUAL
+
+
+def test_thresholds_that_someone_else_sets_meanwhile_stay() -> None:
+    with tidegate.open(App("one")):
+        gc.set_threshold(5_000, 20, 30)
+    assert gc.get_threshold() == (5_000, 20, 30)
+
+
 def test_a_process_with_rules_of_its_own_is_left_alone() -> None:
     with tidegate.open(App("one"), tune_process=False):
         assert gc.get_freeze_count() == 0
+        assert gc.get_threshold() == USUAL
 
 
 def test_an_abandoned_engine_puts_it_back_too() -> None:

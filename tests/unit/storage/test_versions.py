@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import islice
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from stores import Store
 
 from tidegate.errors import CorruptionError
-from tidegate.storage.versions import VersionedTable
+from tidegate.storage.versions import Changes, VersionedTable
 
 
 def table(ddl: str = "CREATE TABLE t (k INTEGER PRIMARY KEY, v INTEGER)") -> VersionedTable:
@@ -79,8 +83,9 @@ def test_without_older_readers_the_old_version_goes_at_once() -> None:
 def test_a_deleted_row_is_forgotten_when_merged_and_unread() -> None:
     made = history(4)
     made.commit({1: None}, 6, 2, keep_older=True)
-    made.take_changes()
+    take_changes(made)
     made.merged()
+    made.forget(10)
     assert list(made.overlay_keys()) == [1]
     made.trim((5,))
     assert seen(made, 5) == 4
@@ -89,22 +94,92 @@ def test_a_deleted_row_is_forgotten_when_merged_and_unread() -> None:
     assert list(made.overlay_keys()) == []
 
 
+def take_changes(made: VersionedTable, commit: int = 10) -> Changes:
+    """All changes up to now, as one part."""
+    made.begin_merge(commit)
+    parts = list(made.taken(100))
+    return Changes([k for part in parts for k in part.deleted], [row for part in parts for row in part.inserted])
+
+
+writes_of_keys = st.dictionaries(st.integers(0, 9), st.integers(0, 99) | st.none(), max_size=12)
+
+
+INDEXED = table("CREATE TABLE t (k INTEGER PRIMARY KEY, v INTEGER); CREATE INDEX by_v ON t (v)").schema
+
+
+@settings(deadline=None)
+@given(
+    before=st.lists(writes_of_keys, max_size=3),
+    between=st.lists(writes_of_keys, max_size=12),
+    size=st.integers(1, 4),
+    keep_older=st.booleans(),
+    fails=st.booleans(),
+)
+def test_a_merge_takes_what_there_was_when_it_began(
+    before: list[Any], between: list[Any], size: int, keep_older: bool, fails: bool
+) -> None:
+    """Commits go on between its parts; what they write is for the next merge. A base follows along, as a plain dict."""
+    made = VersionedTable(INDEXED)
+    commits = 0
+    base: dict[int, Any] = {}
+
+    def commit(writes: dict[int, int | None]) -> None:
+        nonlocal commits
+        commits += 1
+        rows = {k: None if v is None else made.schema.row(k, v) for k, v in writes.items()}
+        made.commit(rows, 10 * commits, commits, keep_older)
+
+    def current() -> dict[int, Any]:
+        return {key: row for key in made.rows if (row := made.newest(key)) is not None}
+
+    def fold(parts: Iterable[Changes], into: dict[int, Any]) -> None:
+        for part in parts:
+            for key in part.deleted:
+                del into[key]
+            into.update({row[0]: row for row in part.inserted})
+
+    for writes in before:
+        commit(writes)
+    expected = current()
+    made.begin_merge(commits)
+    waiting = iter(between)
+    found = dict(base)
+    for part in made.taken(size):
+        fold([part], found)
+        for writes in islice(waiting, 2):
+            commit(writes)
+    assert found == expected
+    for writes in waiting:
+        commit(writes)
+    if fails:
+        made.merge_failed()
+    else:
+        base = found
+        made.merged()
+        while made.forget(size):
+            pass
+    expected = current()
+    made.begin_merge(commits)
+    fold(made.taken(size), base)
+    assert base == expected == current()
+
+
 def test_changes_delete_what_the_base_has_and_insert_what_is_new() -> None:
     made = history(4)
-    first = made.take_changes()
+    first = take_changes(made)
     made.merged()
     made.commit({1: made.schema.row(1, 5), 2: made.schema.row(2, 5)}, 5, 2, keep_older=False)
-    second = made.take_changes()
+    second = take_changes(made)
     assert (first.deleted, first.inserted) == ([], [(1, 4)])
     assert (second.deleted, sorted(second.inserted)) == ([1], [(1, 5), (2, 5)])
 
 
 def test_commits_during_a_merge_and_a_merge_that_fails() -> None:
     made = history(4)
-    made.take_changes()
+    take_changes(made)
     made.commit({1: made.schema.row(1, 5)}, 5, 2, keep_older=False)
     made.merge_failed()
-    changes = made.take_changes()
+    changes = take_changes(made)
     assert (changes.deleted, changes.inserted) == ([], [(1, 5)])
 
 
