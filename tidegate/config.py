@@ -30,8 +30,8 @@ class Config:
     ``max_delay_s`` after the first), ``"always"`` (before every push returns) or ``"off"`` (whenever the system likes: an
     acknowledgement then means little). ``generation_bytes``: keep a copy of the base after so much log.
 
-    ``tune_process``: while the engine is open, what existed before it is left out of garbage collections (``gc.freeze``).
-    False: for a process with rules of its own.
+    ``tune_process``: while the engine is open, what existed before it is left out of garbage collections (``gc.freeze``),
+    and full ones are rarer. False: for a process with rules of its own.
     """
 
     executor: Literal["serial", "threads", "manual"] = "serial"
