@@ -21,6 +21,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DataError, IntegrityError, NoSuchTableError, SQLAlchemyError
 
 from tidegate.connectors.plain import key_text
+from tidegate.connectors.sqlfit import misfits
 from tidegate.connectors.sqltypes import converter, target_type
 from tidegate.errors import SinkError, SinkRefused
 from tidegate.storage.schema import Relation
@@ -34,9 +35,9 @@ DELIVERED = "tidegate_delivered"
 class SqlSink:
     """Inserts the rows of each batch into ``table`` of the database at ``url`` (or of an SQLAlchemy engine).
 
-    The table is made if it is missing; an existing one needs a column for each of the stream's, and may have
-    others that have a default. ``schema``: where it is, with the marks beside it. ``at_once``: batches that
-    share a transaction.
+    The table is made if it is missing; an existing one needs a column for each of the stream's, of a type that
+    keeps its values (:mod:`tidegate.connectors.sqlfit`), and may have others that have a default. ``schema``: where
+    it is, with the marks beside it. ``at_once``: batches that share a transaction.
     ``history``: keep the mark of every batch. Otherwise those go that can't be sent again, because their
     acknowledgement is in our log; a restored backup of the engine then stops with an error instead of
     recognising what was delivered after it.
@@ -130,19 +131,15 @@ class SqlSink:
         return table
 
     def _check_fit(self, relation: Relation, target: sa.Table) -> None:
-        """A column for each of the stream's, and a value for each of the target's."""
-        missing = [column for column in relation.column_names if column not in target.columns]
-        unfilled = [c.name for c in target.columns if c.name not in relation.index_of and _needs_a_value(c)]
-        if missing or unfilled:
-            told = [f"it has no column {', '.join(missing)}, which the stream has"] if missing else []
-            told += [f"its {', '.join(unfilled)} is NOT NULL without a default"] if unfilled else []
+        """A column for each of the stream's that keeps its values, and a value for each of the target's."""
+        if told := misfits(relation, target, self._database.dialect):
             raise SinkError(
                 f"table {self._table_name} ({', '.join(target.columns.keys())}) in {self._shown} does not fit stream "
-                f"{relation.name} ({', '.join(relation.column_names)}): {' and '.join(told)}. Change it (ALTER TABLE), or "
-                "give SqlSink another table",
+                f"{relation.name} ({', '.join(relation.column_names)}): {'; '.join(told)}. Change it (ALTER TABLE) or the "
+                "stream, or give SqlSink another table; one that is not there is made to fit",
                 sink=self.name,
                 stream=relation.name,
-                missing=missing,
+                misfits=told,
             )
 
     def _register(self, stream: str) -> None:
@@ -288,12 +285,6 @@ class SqlSink:
 
 def _told(error: SQLAlchemyError) -> str:
     return " ".join(str(getattr(error, "orig", None) or error).split()).rstrip(".")
-
-
-def _needs_a_value(column: sa.Column[Any]) -> bool:
-    """Can no row be inserted without it? An integer key is filled in by SQLite."""
-    given = column.nullable or column.primary_key or column.server_default is not None
-    return not (given or column.identity is not None or column.computed is not None)
 
 
 def connect_database(url: str | sa.URL | sa.Engine) -> sa.Engine:

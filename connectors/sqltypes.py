@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql
 
 from tidegate.connectors.plain import plain
 from tidegate.storage.types import ColumnType
@@ -35,6 +36,8 @@ _TYPES: dict[str, type[sa.types.TypeEngine[Any]]] = {
     "json": sa.JSON,
     "list": sa.JSON,
 }
+
+INTERVALS = (sa.Interval, postgresql.INTERVAL)  # the second is what a column that is there is found to be
 
 _AS_TEXT = ("decimal", "uuid")  # in SQLite, which has no type that keeps their digits or their look
 
@@ -69,9 +72,11 @@ def converter(kind: ColumnType, target: sa.types.TypeEngine[Any]) -> Callable[[A
             return plain if is_json else lambda value: json.dumps(plain(value))
         case "uuid" if not isinstance(target, sa.Uuid):
             return str
-        case "decimal" | "integer" if isinstance(target, sa.String):
+        case "decimal" | "integer" | "date" | "time" | "timestamp" if isinstance(target, sa.String):
             return str
-        case "interval" if not isinstance(target, sa.Interval):
+        case "decimal" if isinstance(target, sa.Integer):
+            return int
+        case "interval" if not isinstance(target, INTERVALS):
             return plain
         case "timestamp" if getattr(target, "timezone", False):
             return lambda value: value.replace(tzinfo=dt.UTC)  # ours are UTC; without it the session's zone would apply

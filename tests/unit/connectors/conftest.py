@@ -1,10 +1,13 @@
-"""An app whose one stream has a column of every type, and batches of it."""
+"""An app whose one stream has a column of every type, and batches of it; databases that sinks write to."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from every_type import COLUMNS
 
 from tidegate import App, Batch
@@ -36,3 +39,18 @@ def words() -> App:
         txn.emit("words", incoming)
 
     return app
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[sa.Engine]:
+    """An empty database of either kind."""
+    if request.param == "sqlite":
+        made = sa.create_engine(f"sqlite:///{tmp_path / 'target.sqlite'}")
+    else:
+        server = request.getfixturevalue("postgres")
+        made = sa.create_engine(server.url.replace("postgresql:", "postgresql+psycopg:"))
+        with made.begin() as connection:
+            connection.execute(sa.text("DROP SCHEMA public CASCADE"))
+            connection.execute(sa.text("CREATE SCHEMA public"))
+    yield made
+    made.dispose()

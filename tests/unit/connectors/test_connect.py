@@ -176,7 +176,7 @@ def test_sinks_that_would_not_do_are_told(place: Path) -> None:
         free = server.getsockname()[1]
     unreachable = SINKS["sql"].replace("sqlite:///target.sqlite", f"postgresql://nobody@127.0.0.1:{free}/x")
     for sink, told in (
-        (SINKS["sql"], "it has no column item, which the stream has and its price is NOT NULL without a default"),
+        (SINKS["sql"], "it has no column item, which the stream has; its price is NOT NULL without a default"),
         (unreachable, "can't deliver shipments to table shipped in postgresql"),
         (SINKS["webhook"].replace("{port}", str(free)), f"can't deliver shipments to http://127.0.0.1:{free}/"),
         (SINKS["files"].replace("new/out", "file/out"), "can't deliver shipments to file/out"),
