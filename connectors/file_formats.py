@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
+from tidegate.connectors.families import CAST, arrow_told
 from tidegate.connectors.reading import UNREADABLE, RowReader, from_text, read_all
 from tidegate.errors import SourceError
 from tidegate.sources import Malformed
@@ -229,6 +230,9 @@ class ParquetContent:
             raise SourceError(f"{path} is no Parquet file that can be read: {error}", fatal=True) from None
         try:
             reader.check_fields(self._file.schema_arrow.names, str(path))
+            reader.check_types(
+                {field.name: arrow_told(field.type) for field in self._file.schema_arrow}, str(path), CAST
+            )
         except BaseException:
             self._file.close()
             raise

@@ -105,13 +105,15 @@ class KafkaSink:
         self._cursor_topic = _cursor_topic(name, self.topic)
         wanted = ("row_key", "after") if self._changelog else (self._key,) if self._key else ()
         missing = [column for column in wanted if column not in relation.index_of]
-        fields = self._values.fields()
-        strangers = [] if fields is None or self._changelog else [f for f in fields if f not in relation.index_of]
-        if missing or strangers:
+        told = [
+            f"it has no column {', '.join(missing)}, which {'a changelog has' if self._changelog else 'key= names'}"
+        ] * bool(missing)
+        if not self._changelog and (unwritable := self._values.unwritable(relation, self._key)):
+            told += [f"its rows are no records of the schema: {'; '.join(unwritable)}"]
+        if told:
             raise SinkError(
-                f"KafkaSink for stream {relation.name} ({', '.join(relation.column_names)}): it has no column "
-                f"{', '.join([*missing, *strangers])}, which "
-                f"{'a changelog has' if self._changelog else 'key= or the schema names'}",
+                f"KafkaSink for stream {relation.name} ({', '.join(relation.column_names)}): {'; '.join(told)}. Change the "
+                "stream, or give another key= or schema",
                 sink=name,
                 stream=relation.name,
             )

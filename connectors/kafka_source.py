@@ -92,11 +92,7 @@ class KafkaSource:
                 source=name,
                 fatal=True,
             )
-        fields = self._values.fields()
-        if fields is not None:
-            self._reader.check_fields(
-                [*fields, *([self._key] if self._key else [])], f"the schema of topic {self.topic}"
-            )
+        self._reader.check_schema(self._values.fields(), self._key, f"the schema of topic {self.topic}")
         group = self._group or f"tidegate-{name}"
         self._consumer = Consumer(
             {

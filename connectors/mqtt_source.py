@@ -18,6 +18,7 @@ import msgspec
 from paho.mqtt import client as mqtt
 from paho.mqtt.enums import CallbackAPIVersion
 
+from tidegate.connectors.families import known
 from tidegate.connectors.reading import RowReader
 from tidegate.connectors.values import JsonValues, Values
 from tidegate.connectors.waiting_line import WaitingLine, arrived
@@ -82,8 +83,16 @@ class MqttSource:
 
     def open(self, name: str, relation: Relation, position: Any) -> None:
         self._reader = RowReader(relation, *self._options)
+        if self._topic is not None and self._topic not in relation.index_of:
+            raise SourceError(
+                f"topic={self._topic!r}: stream {relation.name} has the columns {', '.join(relation.column_names)}",
+                source=name,
+                fatal=True,
+            )
+        where = f"the schema of the messages on {', '.join(self._topics)}"
+        self._reader.check_schema(self._values.fields(), self._topic, where)
         if self._topic is not None:
-            relation.column(self._topic)
+            self._reader.check_types({self._reader.field_of[self._topic]: known("text", "text")}, "a message's topic")
         self._refused = None
         self._line = WaitingLine(self._capacity)
         self._line.open(position)

@@ -15,6 +15,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
+from tidegate.connectors.families import PRINTED, postgres_told
 from tidegate.connectors.pgoutput import UNCHANGED, Change, Commit, Decoder
 from tidegate.connectors.reading import UNREADABLE, RowReader, from_text, reason
 from tidegate.connectors.sql import connect_database
@@ -23,6 +24,10 @@ from tidegate.sources import Chunk, Malformed
 from tidegate.storage.schema import Relation, Row
 
 LOOK_S = 0.1
+COLUMNS = """SELECT attname, typname FROM pg_attribute JOIN pg_type ON pg_type.oid = atttypid
+             WHERE attrelid = to_regclass(:table) AND attnum > 0 AND NOT attisdropped"""
+PRINT = """SELECT set_config('intervalstyle', 'iso_8601', true), set_config('datestyle', 'ISO', true),
+           set_config('bytea_output', 'hex', true)"""  # as we read it; until the end of the transaction
 PEEK = """SELECT data FROM pg_logical_slot_peek_binary_changes(:slot, NULL, :limit,
           'proto_version', '1', 'publication_names', :publication)"""
 
@@ -105,8 +110,7 @@ class PostgresChanges:
                     source=self._name,
                     fatal=True,
                 )
-            sql = """SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(:table) AND attnum > 0 AND NOT attisdropped"""
-            found = list(connection.scalars(sa.text(sql), {"table": self._table}))
+            found = dict(tuple(row) for row in connection.execute(sa.text(COLUMNS), {"table": self._table}))
         if not found:
             raise SourceError(f"there is no table {self._table} in {self._shown}", source=self._name, fatal=True)
         missing = [field for field in self._columns if field not in found]
@@ -122,6 +126,9 @@ class PostgresChanges:
                 source=self._name,
                 fatal=True,
             )
+
+        types = {field: postgres_told(name) for field, name in found.items()}
+        self._reader.check_types(types, f"table {self._table} in {self._shown}", PRINTED)
 
     def _make_slot(self, position: Any) -> None:
         """The publication first: a slot shows nothing of what was committed before its publication was there.
@@ -168,6 +175,7 @@ class PostgresChanges:
         given = {"slot": self._slot, "limit": limit, "publication": self._publication}
         try:
             with self._database.begin() as connection:
+                connection.execute(sa.text(PRINT))
                 messages = connection.scalars(sa.text(PEEK), given).all()
         except SQLAlchemyError as error:
             raise self._unreadable(error) from error

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from tidegate.connectors.families import TAKEN, Taken, Told, unfit
 from tidegate.errors import DataError, SourceError
 from tidegate.sources import Malformed
 from tidegate.storage.schema import Column, Relation, Row
@@ -72,6 +73,23 @@ class RowReader:
             raise SourceError(
                 f"{where} does not fit stream {self.relation.name} ({', '.join(self.relation.column_names)}): "
                 f"{'; '.join(told)}. Map names with fields={{column: field}}, or leave fields out with ignore_unknown=True",
+                stream=self.relation.name,
+                fatal=True,
+            )
+
+    def check_schema(self, fields: Mapping[str, Told] | None, filled: str | None, where: str) -> None:
+        """Does what a schema tells fit? ``filled``: a column that is not in the record, but beside it."""
+        if fields is not None:
+            beside = [] if filled is None else [self.field_of[filled]]
+            self.check_fields([*fields, *(field for field in beside if field not in fields)], where)
+            self.check_types({name: told for name, told in fields.items() if name not in beside}, where)
+
+    def check_types(self, found: Mapping[str, Told], where: str, taken: Taken = TAKEN) -> None:
+        """Raise SourceError when a field's type can never become its column's; ``found``: the types of fields."""
+        if told := unfit(self.relation, self.field_of, found, taken):
+            raise SourceError(
+                f"{where} does not fit stream {self.relation.name}: {'; '.join(told)}. Declare the column with a type that "
+                "takes it, or map another field to it with fields={column: field}",
                 stream=self.relation.name,
                 fatal=True,
             )

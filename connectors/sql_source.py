@@ -14,6 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
+from tidegate.connectors.families import Told, known, postgres_told
 from tidegate.connectors.reading import RowReader, read_all
 from tidegate.connectors.sql import connect_database
 from tidegate.errors import SinkError, SourceError
@@ -75,7 +76,9 @@ class SqlSource:
         self._column = self._database.dialect.identifier_preparer.quote(self._cursor)
         try:
             with self._database.connect() as connection:
-                found = list(connection.execute(sa.text(f"SELECT * FROM {self._table} WHERE 1 = 0")).keys())
+                result = connection.execute(sa.text(f"SELECT * FROM {self._table} WHERE 1 = 0"))
+                types = self._types(connection, result)
+                found = list(result.keys())
         except SQLAlchemyError as error:
             fatal = not getattr(error, "connection_invalidated", False) and "connect" not in str(error).lower()
             raise self._unreadable(error, fatal) from error
@@ -89,7 +92,26 @@ class SqlSource:
         self._reader.check_fields(
             (n for n in found if n != self._cursor or n in fields), f"{self._table} in {self._shown}"
         )
+        self._reader.check_types(types, f"{self._table} in {self._shown}")
+        self._truths = [self._reader.field_of[c.name] for c in relation.columns if c.type.family == "boolean"]
         self._kept = [n for n in found if n in fields or n != self._cursor]
+
+    def _types(self, connection: sa.Connection, result: Any) -> dict[str, Told]:
+        """Of the columns, as far as the database tells. In SQLite only a column of text says what its values are."""
+        if connection.dialect.name == "postgresql":
+            described = result.cursor.description
+            return {column.name: postgres_told(column.type_display) for column in described}
+        if connection.dialect.name == "sqlite" and sa.inspect(connection).has_table(self._table):
+            columns = sa.inspect(connection).get_columns(self._table)
+            return {c["name"]: known(str(c["type"]), "text") for c in columns if isinstance(c["type"], sa.String)}
+        return {}
+
+    def _truthful(self, record: dict[str, Any]) -> dict[str, Any]:
+        """Databases without a type for true and false have 1 and 0."""
+        for field in self._truths:
+            if record.get(field) in (0, 1):
+                record[field] = bool(record[field])
+        return record
 
     def poll(self, limit: int, timeout_s: float) -> Chunk | None:
         ends = time.monotonic() + timeout_s
@@ -124,7 +146,7 @@ class SqlSource:
                 source=self._name,
                 fatal=True,
             )
-        values, found = values[:limit], [{n: record[n] for n in self._kept} for record in found[:limit]]
+        values, found = values[:limit], [self._truthful({n: record[n] for n in self._kept}) for record in found[:limit]]
 
         def place(i: int) -> str:
             return f"{self._cursor}={values[i]}"

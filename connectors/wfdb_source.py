@@ -25,7 +25,13 @@ with warnings.catch_warnings():  # it uses parts of pandas that are on their way
     warnings.simplefilter("ignore")
     import wfdb
 
-OWN = ("record", "sample", "seconds", "at_time")
+OWN = {
+    "record": ("the record's name", ("text",)),
+    "sample": ("a number of samples", ("integer", "float", "decimal")),
+    "seconds": ("seconds with fractions", ("float",)),
+    "at_time": ("a time", ("timestamp",)),
+}
+SIGNAL = ("a signal's samples", ("float",))
 
 
 class WfdbSource:
@@ -87,9 +93,25 @@ class WfdbSource:
                 source=name,
                 fatal=True,
             )
+        self._check_types(name, relation)
         self._at = int(position or 0)
         self.finished = self._at >= self._length
         self._since, self._from = time.monotonic(), self._at
+
+    def _check_types(self, name: str, relation: Relation) -> None:
+        unfit = [
+            f"{column.name} {column.type} can't take {what}"
+            for column, place in zip(relation.columns, self._places, strict=True)
+            for what, families in [OWN[place] if isinstance(place, str) else SIGNAL]
+            if column.type.family not in families
+        ]
+        if unfit:
+            raise SourceError(
+                f"record {self.path.name} does not fit stream {relation.name}: {'; '.join(unfit)}. Signals and seconds are "
+                "DOUBLE, record VARCHAR, sample BIGINT, at_time TIMESTAMP",
+                source=name,
+                fatal=True,
+            )
 
     def _signals(self) -> list[str]:
         """The names of the signals: of a record in several segments, those of the record as a whole."""

@@ -216,3 +216,8 @@ def test_waveforms_are_read_by_sample(open_engine: Open, tmp_path: Path) -> None
     assert rows[250].seconds == 250 / want.fs
     with pytest.raises(SourceError, match=r"no signal for abp, ecg; it has"):
         again.ingest("waves", WfdbSource(RECORDS / "041s01", fields={"abp": "X"}), "other")
+    strange = keeping("sample TIMESTAMP, abp VARCHAR, ecg DOUBLE", by="sample")
+    with pytest.raises(
+        SourceError, match="sample TIMESTAMP can't take a number of samples; abp VARCHAR can't take a signal"
+    ):
+        open_engine(strange).ingest("things", WfdbSource(path, fields={"ecg": "II"}), "in")
