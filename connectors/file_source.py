@@ -17,7 +17,7 @@ from zlib import crc32
 from tidegate.connectors.file_formats import FORMATS, SUFFIXES, Content
 from tidegate.connectors.reading import RowReader
 from tidegate.errors import SourceError
-from tidegate.sources import Chunk
+from tidegate.sources import Checked, Chunk
 from tidegate.storage.schema import Relation
 
 log = logging.getLogger("tidegate")
@@ -80,14 +80,23 @@ class FileSource:
     def _directory(self) -> Path:
         return self.path if self.path.is_dir() else self.path.parent
 
+    def check(self, name: str, relation: Relation, position: Any) -> Checked:
+        self._find(relation, position)
+        found = len(self._waiting())
+        return Checked(f"{found} {'file' if found == 1 else 'files'} to read", self.lag)
+
     def open(self, name: str, relation: Relation, position: Any) -> None:
+        if self.archive is not None:
+            self.archive.mkdir(parents=True, exist_ok=True)
+        self._find(relation, position)
+
+    def _find(self, relation: Relation, position: Any) -> None:
+        """Where we are, and whether the first file fits."""
         self._reader = RowReader(relation, *self._options)
         self._finished = False
         found = position or {"file": None, "at": 0, "head": "", "done": []}
         self._done = set(found["done"])
         self._name, self._at, self._head = found["file"], found["at"], found["head"]
-        if self.archive is not None:
-            self.archive.mkdir(parents=True, exist_ok=True)
         archived = self.archive is not None and (self.archive / self.path.name).exists()
         if not self._many and not self.path.exists() and not self.follow and not archived:
             raise SourceError(f"there is no file {self.path}; give a file, a directory or a pattern", fatal=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import socket
 import threading
 import uuid
 from collections.abc import Mapping
@@ -22,7 +23,7 @@ import msgspec
 from tidegate.connectors.reading import RowReader
 from tidegate.connectors.waiting_line import Arrived, WaitingLine, arrived
 from tidegate.errors import Overloaded, SourceError
-from tidegate.sources import Chunk
+from tidegate.sources import Checked, Chunk
 from tidegate.storage.schema import Relation
 
 ANSWER_S = 30.0
@@ -51,6 +52,18 @@ class _Pushed:
 
     def committed(self, position: Any) -> None:
         self._line.done()
+
+    def _check(self, name: str, relation: Relation, host: str, port: int) -> Checked:
+        """Can we listen there? The port is bound for a moment, and nobody can connect to it meanwhile."""
+        RowReader(relation, *self._options)
+        try:
+            family, kind, number, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            with socket.socket(family, kind, number) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(address)
+        except OSError as error:
+            raise _deaf(name, host, port, error) from error
+        return Checked(f"{host}:{port} is free to listen on" if port else "a free port will be taken", None)
 
     def _prepare(self, relation: Relation, position: Any) -> None:
         self._reader = RowReader(relation, *self._options)
@@ -82,6 +95,14 @@ class _Pushed:
         return arrived(place, value if many else [value], self._reader.row, done)
 
 
+def _deaf(name: str, host: str, port: int, error: OSError) -> SourceError:
+    return SourceError(
+        f"can't listen on {host}:{port}: {error.strerror or error}. Does another process, perhaps this connector, listen there? "
+        "Give another port, or a host of this machine",
+        source=name,
+    )
+
+
 class HttpSource(_Pushed):
     """Listens on ``host:port`` for POST requests. ``token``: those without ``Authorization: Bearer …`` are refused."""
 
@@ -100,6 +121,9 @@ class HttpSource(_Pushed):
         self.host, self.port, self.path = host, port, path
         self.token = token
         self._server: ThreadingHTTPServer | None = None
+
+    def check(self, name: str, relation: Relation, position: Any) -> Checked:
+        return self._check(name, relation, self.host, self.port)
 
     def open(self, name: str, relation: Relation, position: Any) -> None:
         self._prepare(relation, position)
@@ -136,7 +160,7 @@ class HttpSource(_Pushed):
         try:
             self._server = ThreadingHTTPServer((self.host, self.port), Handler)
         except OSError as error:
-            raise SourceError(f"can't listen on {self.host}:{self.port}: {error}", source=name) from error
+            raise _deaf(name, self.host, self.port, error) from error
         self._server.daemon_threads = True
         self.port = self._server.server_port
         threading.Thread(
@@ -169,6 +193,9 @@ class WebSocketSource(_Pushed):
         self.token = token
         self._server: Any = None
 
+    def check(self, name: str, relation: Relation, position: Any) -> Checked:
+        return self._check(name, relation, self.host, self.port)
+
     def open(self, name: str, relation: Relation, position: Any) -> None:
         from websockets.exceptions import ConnectionClosed
         from websockets.sync.server import serve
@@ -190,7 +217,7 @@ class WebSocketSource(_Pushed):
         try:
             self._server = serve(talk, self.host, self.port, process_request=allowed, max_size=LARGEST)
         except OSError as error:
-            raise SourceError(f"can't listen on {self.host}:{self.port}: {error}", source=name) from error
+            raise _deaf(name, self.host, self.port, error) from error
         self.port = self._server.socket.getsockname()[1]
         threading.Thread(target=self._server.serve_forever, name=f"tidegate-websocket-{name}", daemon=True).start()
 

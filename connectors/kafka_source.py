@@ -17,7 +17,7 @@ from tidegate.connectors.kafka_offsets import described, first_and_end
 from tidegate.connectors.reading import UNREADABLE, RowReader, from_text, reason, shown
 from tidegate.connectors.values import JsonValues, Values
 from tidegate.errors import SourceError
-from tidegate.sources import Chunk, Malformed
+from tidegate.sources import Checked, Chunk, Malformed
 from tidegate.storage.schema import Relation, Row
 
 log = logging.getLogger("tidegate")
@@ -79,6 +79,18 @@ class KafkaSource:
         return behind
 
     # ---- connecting
+
+    def check(self, name: str, relation: Relation, position: Any) -> Checked:
+        """Opening neither joins the group nor commits to it."""
+        self.open(name, relation, position)
+        try:
+            behind = {p: self._watermarks(p)[1] - at for p, at in self._at.items()}
+        except KafkaException as error:
+            raise self._unreadable(error.args[0]) from error
+        finally:
+            self.close()
+        what = "partition" if len(behind) == 1 else "partitions"
+        return Checked(f"topic {self.topic} has {len(behind)} {what}", sum(max(0, n) for n in behind.values()))
 
     def open(self, name: str, relation: Relation, position: Any) -> None:
         self._name = name

@@ -23,7 +23,7 @@ from tidegate.connectors.reading import RowReader
 from tidegate.connectors.values import JsonValues, Values
 from tidegate.connectors.waiting_line import WaitingLine, arrived
 from tidegate.errors import Overloaded, SourceError
-from tidegate.sources import Chunk
+from tidegate.sources import Checked, Chunk
 from tidegate.storage.schema import Relation
 
 log = logging.getLogger("tidegate")
@@ -81,7 +81,37 @@ class MqttSource:
         """Messages that came and are not on disk yet; what the broker keeps is not known."""
         return len(self._line)
 
+    def check(self, name: str, relation: Relation, position: Any) -> Checked:
+        """Connects under a name of its own, without a session to keep: that of the source and what waits in it stay."""
+        self._check_fit(name, relation)
+        client = self._made_client(f"tidegate-check-{uuid.uuid4().hex[:8]}", keep=False)
+        shared = [topic for topic in self._topics if topic.startswith("$share/")]  # what comes there is gone for others
+        try:
+            self._connect(client, [topic for topic in self._topics if topic not in shared])
+        finally:
+            client.disconnect()
+            client.loop_stop()
+        host, port = self.address
+        return Checked(
+            f"{host}:{port} lets us subscribe" + (f"; {', '.join(shared)} not tried" if shared else ""), None
+        )
+
     def open(self, name: str, relation: Relation, position: Any) -> None:
+        self._check_fit(name, relation)
+        self._line = WaitingLine(self._capacity)
+        self._line.open(position)
+        client = self._made_client(self._client_id or f"tidegate-{name}", keep=True)
+        client.max_inflight_messages_set(self._capacity)
+        client.on_disconnect = self._on_disconnect
+        client.on_message = self._on_message
+        self._client = client
+        try:
+            self._connect(client, self._topics)
+        except BaseException:
+            self.close()
+            raise
+
+    def _check_fit(self, name: str, relation: Relation) -> None:
         self._reader = RowReader(relation, *self._options)
         if self._topic is not None and self._topic not in relation.index_of:
             raise SourceError(
@@ -93,50 +123,48 @@ class MqttSource:
         self._reader.check_schema(self._values.fields(), self._topic, where)
         if self._topic is not None:
             self._reader.check_types({self._reader.field_of[self._topic]: known("text", "text")}, "a message's topic")
-        self._refused = None
-        self._line = WaitingLine(self._capacity)
-        self._line.open(position)
+
+    def _made_client(self, client_id: str, keep: bool) -> Any:
+        """``keep``: the broker keeps a session under the id, and what comes while we are away."""
         client = mqtt.Client(
             CallbackAPIVersion.VERSION2,
-            client_id=self._client_id or f"tidegate-{name}",
-            clean_session=False,
-            manual_ack=True,
-            reconnect_on_failure=True,
+            client_id=client_id,
+            clean_session=not keep,
+            manual_ack=keep,
+            reconnect_on_failure=keep,
         )
-        client.max_inflight_messages_set(self._capacity)
         if self._login[0] is not None:
             client.username_pw_set(*self._login)
         if self._tls:
             client.tls_set()
-        answered = threading.Event()  # what is published from now on reaches us, or the broker refuses
+        return client
+
+    def _connect(self, client: Any, topics: list[str]) -> None:
+        """Returns when the broker has taken us and our subscriptions: what is published from now on reaches us."""
+        self._refused = None
+        answered = threading.Event()
 
         def on_connect(client: Any, data: Any, flags: Any, code: Any, properties: Any) -> None:
             self._refused = str(code) if code.is_failure else None
-            if code.is_failure:
+            if code.is_failure or not topics:
                 answered.set()
             else:
-                client.subscribe([(topic, self._qos) for topic in self._topics])
+                client.subscribe([(topic, self._qos) for topic in topics])
 
         def on_subscribe(client: Any, data: Any, number: int, codes: list[Any], properties: Any) -> None:
-            refused = [f"{topic}: {code}" for topic, code in zip(self._topics, codes, strict=False) if code.is_failure]
+            refused = [f"{topic}: {code}" for topic, code in zip(topics, codes, strict=False) if code.is_failure]
             self._refused = f"it refuses {', '.join(refused)}" if refused else None
             answered.set()
 
         client.on_connect = on_connect
         client.on_subscribe = on_subscribe
-        client.on_disconnect = self._on_disconnect
-        client.on_message = self._on_message
-        self._client = client
         try:
             client.connect(*self.address, keepalive=30)
         except OSError as error:
-            self.close()
             raise self._unreachable(str(error)) from error
         client.loop_start()
         if not answered.wait(CONNECT_S) or self._refused is not None:
-            why = self._refused or f"no answer within {CONNECT_S:g} s"
-            self.close()
-            raise self._unreachable(why)
+            raise self._unreachable(self._refused or f"no answer within {CONNECT_S:g} s")
 
     def _on_disconnect(self, client: Any, data: Any, flags: Any, code: Any, properties: Any) -> None:
         if code.is_failure:
@@ -184,4 +212,7 @@ class MqttSource:
 
     def _unreachable(self, why: str) -> SourceError:
         host, port = self.address
-        return SourceError(f"no connection to the MQTT broker at {host}:{port}: {why}")
+        return SourceError(
+            f"no connection to the MQTT broker at {host}:{port}: {why}. Check host and port, that the broker is up, and what "
+            "username= may do there"
+        )

@@ -20,12 +20,19 @@ from tidegate.connectors.pgoutput import UNCHANGED, Change, Commit, Decoder
 from tidegate.connectors.reading import UNREADABLE, RowReader, from_text, reason
 from tidegate.connectors.sql import connect_database
 from tidegate.errors import SinkError, SourceError
-from tidegate.sources import Chunk, Malformed
+from tidegate.sources import Checked, Chunk, Malformed
 from tidegate.storage.schema import Relation, Row
 
 LOOK_S = 0.1
 COLUMNS = """SELECT attname, typname FROM pg_attribute JOIN pg_type ON pg_type.oid = atttypid
              WHERE attrelid = to_regclass(:table) AND attnum > 0 AND NOT attisdropped"""
+PUBLISHED = """SELECT 1 FROM pg_publication_tables WHERE pubname = :publication
+               AND format('%I.%I', schemaname, tablename)::regclass = to_regclass(:table)"""
+MAY_REPLICATE = """SELECT bool_or(rolreplication OR rolsuper OR rolname = 'rds_replication') FROM pg_roles
+                   WHERE rolname = current_user OR (rolname = 'rds_replication' AND pg_has_role(oid, 'MEMBER'))"""
+MAY_PUBLISH = """SELECT has_database_privilege(current_database(), 'CREATE') AND pg_has_role(relowner, 'USAGE')
+                 FROM pg_class WHERE oid = to_regclass(:table)"""
+FREE_SLOT = "SELECT count(*) < current_setting('max_replication_slots')::int FROM pg_replication_slots"
 PRINT = """SELECT set_config('intervalstyle', 'iso_8601', true), set_config('datestyle', 'ISO', true),
            set_config('bytea_output', 'hex', true)"""  # as we read it; until the end of the transaction
 PEEK = """SELECT data FROM pg_logical_slot_peek_binary_changes(:slot, NULL, :limit,
@@ -81,7 +88,33 @@ class PostgresChanges:
 
     # ---- getting ready
 
+    def check(self, name: str, relation: Relation, position: Any) -> Checked:
+        """Looks at table, slot, publication and what we may do; makes none of them."""
+        self._prepare(name, relation)
+        try:
+            self._check_table(relation)
+            slot = self._slot_there(position)
+            publication = self._publication_there()
+            self._check_rights(slot, publication)
+            self._at = self._confirmed() if position is None else _lsn(position)
+        except SQLAlchemyError as error:
+            raise self._unreadable(error) from error
+        slot_told, publication_told = ("is there" if there else "will be made" for there in (slot, publication))
+        told = f"slot {self._slot} {slot_told}, publication {self._publication} {publication_told}"
+        return Checked(told, self.lag if slot else 0)
+
     def open(self, name: str, relation: Relation, position: Any) -> None:
+        self._prepare(name, relation)
+        try:
+            self._check_table(relation)
+            self._make_missing(position)
+            self._at = self._confirmed() if position is None else _lsn(position)
+            if position is not None:
+                self._advance(position)
+        except SQLAlchemyError as error:
+            raise self._unreadable(error) from error
+
+    def _prepare(self, name: str, relation: Relation) -> None:
         self._name = name
         self._reader = RowReader(relation, {**self._fields, self._op: self._op} if self._fields else None)
         if self._op not in relation.index_of:
@@ -92,14 +125,6 @@ class PostgresChanges:
                 fatal=True,
             )
         self._columns = {self._reader.field_of[c.name]: c for c in relation.columns if c.name != self._op}
-        try:
-            self._check_table(relation)
-            self._make_slot(position)
-            self._at = 0 if position is None else _lsn(position)
-            if position is not None:
-                self._advance(position)
-        except SQLAlchemyError as error:
-            raise self._unreadable(error) from error
 
     def _check_table(self, relation: Relation) -> None:
         with self._database.connect() as connection:
@@ -130,35 +155,65 @@ class PostgresChanges:
         types = {field: postgres_told(name) for field, name in found.items()}
         self._reader.check_types(types, f"table {self._table} in {self._shown}", PRINTED)
 
-    def _make_slot(self, position: Any) -> None:
-        """The publication first: a slot shows nothing of what was committed before its publication was there.
-
-        A slot that we have read from and that is gone took changes with it: a new one would begin behind them, silently.
-        """
-        preparer = self._database.dialect.identifier_preparer
-        with self._database.begin() as connection:
-            known = "SELECT 1 FROM pg_publication WHERE pubname = :name"
-            if connection.scalar(sa.text(known), {"name": self._publication}) is None:
+    def _make_missing(self, position: Any) -> None:
+        """The publication first: a slot shows nothing of what was committed before its publication was there."""
+        there = self._slot_there(position)
+        if not self._publication_there():
+            quoted = self._database.dialect.identifier_preparer.quote_identifier(self._publication)
+            with self._database.begin() as connection:
                 table = connection.scalar(sa.text("SELECT to_regclass(:table)::text"), {"table": self._table})
-                connection.execute(
-                    sa.text(f"CREATE PUBLICATION {preparer.quote_identifier(self._publication)} FOR TABLE {table}")
-                )
-        with self._database.begin() as connection:
-            known = "SELECT plugin FROM pg_replication_slots WHERE slot_name = :name"
-            plugin = connection.scalar(sa.text(known), {"name": self._slot})
-            if plugin is None and position is not None:
-                raise SourceError(
-                    f"slot {self._slot} in {self._shown} is gone (dropped, or lost with a restored server), and with it the "
-                    f"changes after {position}. Ingest under a new name to begin with the next change, and bring what is missing "
-                    "by SqlSource",
-                    source=self._name,
-                    fatal=True,
-                )
-            if plugin is None:
+                connection.execute(sa.text(f"CREATE PUBLICATION {quoted} FOR TABLE {table}"))
+        if not there:
+            with self._database.begin() as connection:
                 make = "SELECT pg_create_logical_replication_slot(:name, 'pgoutput')"
                 connection.execute(sa.text(make), {"name": self._slot})
-            elif plugin != "pgoutput":
-                raise SourceError(f"slot {self._slot} has the plugin {plugin}, not pgoutput; name another", fatal=True)
+
+    def _slot_there(self, position: Any) -> bool:
+        """A slot that we have read from and that is gone took changes with it: a new one would begin behind them."""
+        plugin = self._asked("SELECT plugin FROM pg_replication_slots WHERE slot_name = :slot")
+        if plugin is None and position is not None:
+            raise SourceError(
+                f"slot {self._slot} in {self._shown} is gone (dropped, or lost with a restored server), and with it the "
+                f"changes after {position}. Ingest under a new name to begin with the next change, and bring what is missing "
+                "by SqlSource",
+                source=self._name,
+                fatal=True,
+            )
+        if plugin not in (None, "pgoutput"):
+            raise SourceError(f"slot {self._slot} has the plugin {plugin}, not pgoutput; name another", fatal=True)
+        return plugin is not None
+
+    def _publication_there(self) -> bool:
+        """One that is there without our table would show nothing of it."""
+        there = self._asked("SELECT 1 FROM pg_publication WHERE pubname = :publication") is not None
+        if there and not self._asked(PUBLISHED):
+            raise SourceError(
+                f"publication {self._publication} in {self._shown} is there, but without table {self._table}. ALTER PUBLICATION "
+                f"{self._publication} ADD TABLE {self._table}, or name another with publication=",
+                source=self._name,
+                fatal=True,
+            )
+        return there
+
+    def _check_rights(self, slot: bool, publication: bool) -> None:
+        """What opening would take: reading from slots at all, and making what is missing."""
+        told = [] if self._asked(MAY_REPLICATE) else ["read from a slot (ALTER ROLE … REPLICATION)"]
+        if not slot and not self._asked(FREE_SLOT):
+            told += ["make a slot: max_replication_slots of them are there"]
+        if not publication and not self._asked(MAY_PUBLISH):
+            told += ["make a publication (owner of the table, CREATE on the database); have it made"]
+        if told:
+            raise SourceError(f"in {self._shown} we may not {' or '.join(told)}", source=self._name, fatal=True)
+
+    def _asked(self, sql: str) -> Any:
+        given = {"slot": self._slot, "publication": self._publication, "table": self._table}
+        with self._database.connect() as connection:
+            return connection.scalar(sa.text(sql), {name: value for name, value in given.items() if f":{name}" in sql})
+
+    def _confirmed(self) -> int:
+        """Where the slot stands; nothing before it is shown."""
+        at = self._asked("SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = :slot")
+        return 0 if at is None else _lsn(str(at))
 
     # ---- reading
 

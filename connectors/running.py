@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tidegate.connectors.remote_delivery import RemoteDelivery
@@ -191,7 +192,7 @@ def metrics_text(facts: list[dict[str, Any]]) -> str:
 
 
 def check(setup: Setup, token: str | None = None) -> list[dict[str, Any]]:
-    """Look at everything once, take and send nothing: does what is there fit?"""
+    """Look at everything once: does what is there fit? Takes, sends, makes and moves nothing."""
     import tidegate
 
     with ExitStack() as stack:
@@ -200,7 +201,8 @@ def check(setup: Setup, token: str | None = None) -> list[dict[str, Any]]:
             app = target.app()["name"]
             borders = {s["name"]: bool(s["border"]) for s in target.app()["streams"]}
         else:
-            target = stack.enter_context(tidegate.open(load_app(str(setup.app)), setup.directory))
+            there = Path(str(setup.directory)).exists()  # if not, it is not made, either
+            target = stack.enter_context(tidegate.open(load_app(str(setup.app)), setup.directory if there else None))
             app = target.app.name
             borders = {name: stream.border for name, stream in target.app.streams.items()}
         sinks = [_check_sink(connector, target, app, borders) for connector in setup.sinks]
@@ -224,13 +226,13 @@ def _check_source(connector: Connector, target: Any, borders: dict[str, bool]) -
     _check_stream(connector, borders, border=True)
     place = target_of(target)
     try:
-        connector.made.open(connector.name, place.relation(connector.stream), place.position(connector.name))
-        lag = connector.made.lag
+        position = place.position(connector.name)
+        found, lag = connector.made.check(connector.name, place.relation(connector.stream), position)
     except TidegateError as error:
         raise TidegateError(f"{connector.key} ({connector.name}): {error}") from error
     finally:
         connector.made.close()
-    return {"source": connector.name, "stream": connector.stream, "fits": "it can be read", "lag": lag}
+    return {"source": connector.name, "stream": connector.stream, "fits": found, "lag": lag}
 
 
 def _check_stream(connector: Connector, borders: dict[str, bool], border: bool) -> None:

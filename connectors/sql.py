@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
@@ -99,6 +100,10 @@ class SqlSink:
     def check(self, name: str, relation: Relation) -> str:
         """Would :meth:`open` do? Makes and changes nothing; says what it found."""
         self.name = name
+        if (missing := missing_file(self._database.url)) is not None:
+            if not missing.absolute().parent.is_dir():
+                raise SinkError(f"can't make {missing}: there is no directory {missing.parent}", sink=name)
+            return f"{missing} and table {self._table_name} will be made"
         try:
             target = self._find()
             if sa.inspect(self._database).has_table(SINKS, schema=self._schema):
@@ -285,6 +290,14 @@ class SqlSink:
 
 def _told(error: SQLAlchemyError) -> str:
     return " ".join(str(getattr(error, "orig", None) or error).split()).rstrip(".")
+
+
+def missing_file(url: sa.URL) -> Path | None:
+    """The file of an SQLite database that is not there; looking into it would make it."""
+    if url.get_backend_name() != "sqlite" or url.database in (None, "", ":memory:") or "uri" in url.query:
+        return None
+    path = Path(str(url.database))
+    return None if path.exists() else path
 
 
 def connect_database(url: str | sa.URL | sa.Engine) -> sa.Engine:

@@ -16,9 +16,9 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from tidegate.connectors.families import Told, known, postgres_told
 from tidegate.connectors.reading import RowReader, read_all
-from tidegate.connectors.sql import connect_database
+from tidegate.connectors.sql import connect_database, missing_file
 from tidegate.errors import SinkError, SourceError
-from tidegate.sources import Chunk
+from tidegate.sources import Checked, Chunk
 from tidegate.storage.schema import Relation
 
 LOOK_S = 0.2
@@ -68,12 +68,18 @@ class SqlSource:
         except SQLAlchemyError:
             return None
 
+    def check(self, name: str, relation: Relation, position: Any) -> Checked:
+        self.open(name, relation, position)  # which only reads
+        return Checked(f"{self._table} has its columns", self.lag)
+
     def open(self, name: str, relation: Relation, position: Any) -> None:
         self._name = name
         self._at = position
         self.finished = False
         self._reader = RowReader(relation, *self._options)
         self._column = self._database.dialect.identifier_preparer.quote(self._cursor)
+        if (missing := missing_file(self._database.url)) is not None:
+            raise SourceError(f"can't read {self._table}: there is no file {missing}", source=name, fatal=True)
         try:
             with self._database.connect() as connection:
                 result = connection.execute(sa.text(f"SELECT * FROM {self._table} WHERE 1 = 0"))

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from tidegate.errors import SourceError
-from tidegate.sources import Chunk
+from tidegate.sources import Checked, Chunk
 from tidegate.storage.schema import Relation
 
 with warnings.catch_warnings():  # it uses parts of pandas that are on their way out
@@ -61,6 +61,10 @@ class WfdbSource:
     def lag(self) -> int | None:
         """Samples that are left."""
         return self._length - self._at
+
+    def check(self, name: str, relation: Relation, position: Any) -> Checked:
+        self.open(name, relation, position)  # which only reads
+        return Checked(f"{self._length} samples at {self._rate:g} Hz", self.lag)
 
     def open(self, name: str, relation: Relation, position: Any) -> None:
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -81,3 +81,17 @@ class Source(Protocol):
 
     def close(self) -> None:
         """Let go of connections. It may be opened again."""
+
+
+class Checked(NamedTuple):
+    """That a source can be read: what was found, in words, and its ``lag``."""
+
+    found: str
+    lag: int | None
+
+
+class CheckedSource(Source, Protocol):
+    """A source that ``tidegate connect --check`` can look at."""
+
+    def check(self, name: str, relation: Relation, position: Any) -> Checked:
+        """Would :meth:`open` do? SourceError if not. It makes, takes over and moves nothing, here or on the other side."""

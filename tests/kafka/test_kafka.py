@@ -109,6 +109,22 @@ def test_what_came_is_handed_out_at_once_and_aborted_records_never(
     assert ingestion.lag is not None
 
 
+def test_a_check_tells_the_lag_and_leaves_the_group_alone(
+    open_engine: Open, broker: KafkaBroker, topic: Any, write: Any
+) -> None:
+    name = topic(2)
+    write(name, b'{"id": 1}', b'{"id": 2}')
+    source = KafkaSource(broker.servers, name, group=f"group-{name}")
+    relation = keeping(COLUMNS).streams["things"].relation
+    assert source.check("in", relation, None) == (f"topic {name} has 2 partitions", 2)
+    assert source.check("in", relation, {"0": 1, "1": 0}).lag == 1
+    groups = AdminClient({"bootstrap.servers": broker.servers}).list_consumer_groups().result(60).valid
+    assert f"group-{name}" not in [group.group_id for group in groups]
+    with pytest.raises(SourceError, match="topic nowhere"):
+        KafkaSource(broker.servers, "nowhere").check("in", relation, None)
+    assert "nowhere" not in AdminClient({"bootstrap.servers": broker.servers}).list_topics(timeout=60).topics
+
+
 def test_mistakes_are_told_at_the_start(open_engine: Open, tmp_path: Path, broker: KafkaBroker, topic: Any) -> None:
     engine = open_engine(keeping("id BIGINT NOT NULL, colour VARCHAR NOT NULL"), tmp_path / "db")
     with pytest.raises(SourceError, match="has 'name', which the stream has not; it lacks colour"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import re
 import socket
@@ -17,7 +18,8 @@ from typer.testing import CliRunner
 import tidegate
 from tidegate.cli import app as commands
 from tidegate.connectors.running import metrics, running
-from tidegate.connectors.toml_file import read_setup
+from tidegate.connectors.toml_file import SINKS as SINKS_BY_KIND
+from tidegate.connectors.toml_file import SOURCES, read_setup
 from tidegate.errors import TidegateError
 
 APP = """
@@ -80,7 +82,7 @@ def run(*arguments: str) -> Any:
 def test_a_file_is_checked_run_and_run_again(place: Path) -> None:
     checked = run("connect", "connect.toml", "--check", "--json")
     assert checked.exit_code == 0, checked.output
-    assert {"source": "orders", "stream": "orders", "fits": "it can be read", "lag": 60} in json.loads(checked.stdout)
+    assert {"source": "orders", "stream": "orders", "fits": "1 file to read", "lag": 60} in json.loads(checked.stdout)
     done = run("connect", "connect.toml", "--once", "--json")
     assert done.exit_code == 0, done.output
     source, out, log = json.loads(done.stdout)
@@ -134,6 +136,51 @@ def test_a_source_that_gives_up_is_told(place: Path) -> None:
     assert "a.ndjson:25 is no row of orders" in source["error"]
 
 
+def test_a_check_leaves_nothing_behind(place: Path) -> None:
+    """No directory of the engine, no archive, no database; whatever it finds."""
+    source = '[[source]]\nname = "{kind}"\nkind = "{kind}"\nstream = "orders"\n'
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as server:
+        port = server.getsockname()[1]
+    told = f"""
+app = "shop.py:app"
+directory = "shop.db"
+{source.format(kind="files")}path = "in"
+archive = "read"
+{source.format(kind="http")}port = {port}
+{source.format(kind="websocket")}port = 0
+[[sink]]
+name = "s"
+{SINKS["sql"]}
+"""
+    (place / "check.toml").write_text(told)
+    before = sorted(path.name for path in place.iterdir())
+    checked = run("connect", "check.toml", "--check", "--json")
+    assert checked.exit_code == 0, checked.output
+    assert [fact["fits"] for fact in json.loads(checked.stdout)] == [
+        "target.sqlite and table shipped will be made",
+        "1 file to read",
+        f"127.0.0.1:{port} is free to listen on",
+        "a free port will be taken",
+    ]
+    with contextlib.closing(socket.create_server(("127.0.0.1", port))):
+        refused = run("connect", "check.toml", "--check")
+    assert refused.exit_code == 1
+    assert f"source[2] (http): can't listen on 127.0.0.1:{port}: Address already in use" in str(refused.exception)
+    (place / "check.toml").write_text(
+        f'app = "shop.py:app"\ndirectory = "shop.db"\n{source.format(kind="sql")}'
+        'url = "sqlite:///no.sqlite"\ntable = "t"\ncursor = "n"\n'
+    )
+    refused = run("connect", "check.toml", "--check")
+    assert "source[1] (sql): can't read t: there is no file no.sqlite" in str(refused.exception)
+    after = sorted(path.name for path in place.iterdir() if path.name != "__pycache__")
+    assert after == [name for name in before if name != "__pycache__"]
+
+
+def test_everything_that_a_file_can_name_can_be_checked() -> None:
+    for module, name in [*SOURCES.values(), *SINKS_BY_KIND.values()]:
+        assert callable(getattr(importlib.import_module(f"tidegate.connectors.{module}"), name).check), name
+
+
 SINKS = {
     "files": 'kind = "files"\nstream = "shipments"\ndirectory = "new/out"\n',
     "sql": 'kind = "sql"\nstream = "shipments"\nurl = "sqlite:///target.sqlite"\ntable = "shipped"\n',
@@ -152,7 +199,7 @@ def test_sinks_are_checked_and_nothing_is_made(place: Path) -> None:
         port = server.getsockname()[1]
         for kind, fits in (
             ("files", "directory new/out will be made"),
-            ("sql", "table shipped will be made"),
+            ("sql", "target.sqlite and table shipped will be made"),
             ("webhook", f"127.0.0.1:{port} answers"),
         ):
             checked = with_sink(place, SINKS[kind].replace("{port}", str(port)))

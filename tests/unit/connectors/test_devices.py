@@ -123,6 +123,34 @@ def test_mqtt_connects_again_when_the_broker_is_back(open_engine: Open, mosquitt
         engine.ingest("things", MqttSource("127.0.0.1", "#", port=1), "other")
 
 
+def test_a_check_takes_over_no_session_and_no_message(open_engine: Open, mosquitto: Mosquitto) -> None:
+    app = keeping(COLUMNS)
+    engine = open_engine(app)
+    source = MqttSource("127.0.0.1", "#", port=mosquitto.port)
+
+    def check() -> None:
+        found = MqttSource("127.0.0.1", ["#", "$share/a/b"], port=mosquitto.port).check(
+            "in", app.streams["things"].relation, None
+        )
+        assert found.found == f"127.0.0.1:{mosquitto.port} lets us subscribe; $share/a/b not tried"
+
+    ingestion = engine.ingest("things", source, "in")
+    check()
+    mosquitto.publish("x", b'{"id": 1}')
+    check()
+    assert ingestion.pump(60) == 1
+    assert source._refused is None  # nobody else came under its name
+    ingestion.close()
+    mosquitto.publish("x", b'{"id": 2}')  # kept for the session
+    check()
+    assert engine.ingest("things", source, "in").pump(60) == 1
+    assert [row[0] for row in kept(engine)] == [1, 2]
+    with pytest.raises(
+        SourceError, match=r"no connection to the MQTT broker at 127\.0\.0\.1:1: .*that the broker is up"
+    ):
+        MqttSource("127.0.0.1", "#", port=1).check("in", app.streams["things"].relation, None)
+
+
 def post(port: int, body: bytes, path: str = "/", **headers: str) -> tuple[int, dict[str, Any]]:
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", body, headers, method="POST")
     try:

@@ -191,6 +191,60 @@ def test_a_slot_that_is_gone_is_told(open_engine: Open, tmp_path: Path, changing
         engine.ingest("things", PostgresChanges(changing, "things", slot="follow", ignore_unknown=True), "in")
 
 
+def slots_and_publications(database: sa.Engine) -> list[tuple[Any, ...]]:
+    sql = "SELECT slot_name, confirmed_flush_lsn FROM pg_replication_slots UNION ALL SELECT pubname, NULL FROM pg_publication"
+    with database.connect() as connection:
+        return [tuple(row) for row in connection.execute(sa.text(sql))]
+
+
+def test_a_check_makes_no_slot_and_moves_none(open_engine: Open, tmp_path: Path, changing: sa.Engine) -> None:
+    app = keeping("op VARCHAR NOT NULL, id BIGINT NOT NULL, name VARCHAR")
+    relation = app.streams["things"].relation
+    source = PostgresChanges(changing, "things", slot="follow", ignore_unknown=True)
+    found = source.check("in", relation, None)
+    assert found == ("slot follow will be made, publication follow will be made", 0)
+    assert slots_and_publications(changing) == []
+    engine = open_engine(app, tmp_path / "db")
+    ingestion = engine.ingest("things", source, "in")
+    assert ingestion.lag is not None
+    run(changing, "INSERT INTO things VALUES (1, 'a')")
+    assert ingestion.pump(60) == 1
+    run(changing, "INSERT INTO things VALUES (2, 'b')")
+    before = slots_and_publications(changing)
+    found = PostgresChanges(changing, "things", slot="follow", ignore_unknown=True).check(
+        "in", relation, engine.position("in")
+    )
+    assert found.found == "slot follow is there, publication follow is there"
+    assert found.lag is not None
+    assert found.lag > 0
+    assert slots_and_publications(changing) == before
+    assert ingestion.pump(60) == 1
+    ingestion.close()
+    with pytest.raises(SourceError, match=r"slot other in .* is gone"):
+        PostgresChanges(changing, "things", slot="other", ignore_unknown=True).check("in", relation, "0/1")
+
+
+def test_what_would_keep_changes_from_coming_is_told(
+    postgres: PostgresServer, open_engine: Open, changing: sa.Engine
+) -> None:
+    app = keeping("op VARCHAR NOT NULL, id BIGINT NOT NULL, name VARCHAR")
+    relation = app.streams["things"].relation
+    run(changing, "CREATE TABLE other (id INTEGER)", "CREATE PUBLICATION follow FOR TABLE other")
+    source = PostgresChanges(changing, "things", slot="follow", ignore_unknown=True)
+    for asked in (source.check, source.open):
+        with pytest.raises(
+            SourceError, match=r"publication follow in .* is there, but without table things\. ALTER PUBL"
+        ):
+            asked("in", relation, None)
+    run(changing, "DROP PUBLICATION follow", "CREATE ROLE guest LOGIN", "GRANT USAGE ON SCHEMA public TO guest")
+    guest = PostgresChanges(changing.url.set(username="guest"), "things", slot="follow", ignore_unknown=True)
+    with pytest.raises(SourceError, match=r"may not read from a slot .*REPLICATION.* or make a publication \(owner"):
+        guest.check("in", relation, None)
+    guest.close()
+    run(changing, "DROP OWNED BY guest", "DROP ROLE guest")
+    assert slots_and_publications(changing) == []
+
+
 def test_mistakes_with_changes_are_told(open_engine: Open, changing: sa.Engine) -> None:
     engine = open_engine(keeping())
     with pytest.raises(SourceError, match="no column 'op'"):
