@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from debian import install
 from every_type import COLUMNS
+from mosquitto_broker import Mosquitto
 
 from tidegate import App, Batch
 
@@ -54,3 +57,13 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[sa.Engi
             connection.execute(sa.text("CREATE SCHEMA public"))
     yield made
     made.dispose()
+
+
+@pytest.fixture
+def mosquitto(tmp_path: Path) -> Iterator[Mosquitto]:
+    why = install("mosquitto", lambda: shutil.which("mosquitto", path="/usr/sbin:/usr/bin:/usr/local/sbin"))
+    if why is not None:
+        pytest.skip(why)
+    broker = Mosquitto(tmp_path)
+    yield broker
+    broker.stop()
