@@ -15,6 +15,7 @@ import threading
 import uuid
 from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -27,6 +28,7 @@ from tidegate.sources import Checked, Chunk
 from tidegate.storage.schema import Relation
 
 ANSWER_S = 30.0
+LARGEST_PORT = 65535
 LARGEST = 4 << 20  # bytes of a message
 
 
@@ -35,7 +37,9 @@ class _Pushed:
 
     finished = False
 
-    def __init__(self, capacity: int, fields: Mapping[str, str] | None, ignore_unknown: bool) -> None:
+    def __init__(self, port: int, capacity: int, fields: Mapping[str, str] | None, ignore_unknown: bool) -> None:
+        if not 0 <= port <= LARGEST_PORT:
+            raise SourceError(f"port={port}: give one from 1 to {LARGEST_PORT}, or 0 for any that is free", fatal=True)
         self._options = (fields, ignore_unknown)
         self._capacity = capacity
         self._line = WaitingLine(capacity)
@@ -117,7 +121,7 @@ class HttpSource(_Pushed):
         fields: Mapping[str, str] | None = None,
         ignore_unknown: bool = False,
     ) -> None:
-        super().__init__(capacity, fields, ignore_unknown)
+        super().__init__(port, capacity, fields, ignore_unknown)
         self.host, self.port, self.path = host, port, path
         self.token = token
         self._server: ThreadingHTTPServer | None = None
@@ -188,7 +192,9 @@ class WebSocketSource(_Pushed):
         fields: Mapping[str, str] | None = None,
         ignore_unknown: bool = False,
     ) -> None:
-        super().__init__(capacity, fields, ignore_unknown)
+        super().__init__(port, capacity, fields, ignore_unknown)
+        if find_spec("websockets") is None:
+            raise SourceError("WebSocketSource needs websockets; pip install 'tidegate[server]'", fatal=True)
         self.host, self.port = host, port
         self.token = token
         self._server: Any = None

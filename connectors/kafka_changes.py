@@ -7,7 +7,7 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from tidegate.connectors.kafka_offsets import described, first_and_end
+from tidegate.connectors.kafka_offsets import ClientLog, described, first_and_end
 from tidegate.errors import SourceError
 
 WAIT_S = 30.0
@@ -28,6 +28,7 @@ def changes_in_topic(
             "auto.offset.reset": "earliest",
             "isolation.level": "read_committed",
             "enable.partition.eof": True,
+            "logger": ClientLog(),
             **(settings or {}),
         }
     )

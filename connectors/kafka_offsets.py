@@ -6,10 +6,13 @@ is asked for in the wrong place. That passes, so it is asked for again.
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+log = logging.getLogger("tidegate")
 
 PAUSE_S = 0.1
 SPREAD_S = 1.0  # until a topic that was made is known everywhere; as long, a wrong name is asked for in vain
@@ -19,6 +22,16 @@ SETTLING = (
     KafkaError.UNKNOWN_TOPIC_OR_PART,
     KafkaError._UNKNOWN_PARTITION,
 )
+
+
+class ClientLog:
+    """What the client library tells, at every attempt to connect among others: for those who look for it.
+
+    What matters comes back as an error of ours, once.
+    """
+
+    def log(self, level: int, text: str, *values: Any) -> None:
+        log.debug(text, *values)
 
 
 def described(consumer: Consumer, topic: str, timeout_s: float) -> Any:

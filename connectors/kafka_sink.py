@@ -10,7 +10,6 @@ At most the batches of one ``send`` can come again, so the cursor holds those of
 from __future__ import annotations
 
 import json
-import logging
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -19,7 +18,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from tidegate.connectors.kafka_offsets import first_and_end
+from tidegate.connectors.kafka_offsets import ClientLog, first_and_end
 from tidegate.connectors.plain import key_text, plain, short_digest, stable_text
 from tidegate.connectors.values import JsonValues, Values
 from tidegate.errors import SinkError, SinkRefused
@@ -27,8 +26,6 @@ from tidegate.storage.schema import Relation
 from tidegate.streams.batch import Batch
 from tidegate.streams.border import digest
 from tidegate.wire import RowWire
-
-log = logging.getLogger("tidegate")
 
 REQUEST_S = 15.0
 HEADER = "tidegate-batch"
@@ -95,7 +92,7 @@ class KafkaSink:
         """Would :meth:`open` do, as far as can be told without becoming the producer? Makes and fences nothing."""
         self._check_fit(name, relation)
         try:
-            there = AdminClient({**self._settings, "logger": log}).list_topics(timeout=REQUEST_S).topics
+            there = AdminClient({**self._settings, "logger": ClientLog()}).list_topics(timeout=REQUEST_S).topics
         except KafkaException as error:
             raise self._unusable(relation.name, error) from error
         return f"topic {self.topic} {'is there' if self.topic in there else 'will be made'}"
@@ -127,7 +124,7 @@ class KafkaSink:
         )
 
     def _make_topics(self) -> None:
-        admin = AdminClient({**self._settings, "logger": log})
+        admin = AdminClient({**self._settings, "logger": ClientLog()})
         there = admin.list_topics(timeout=REQUEST_S).topics
         cursor = {"cleanup.policy": "compact", "segment.bytes": "1048576", "min.cleanable.dirty.ratio": "0.1"}
         wanted = [
@@ -153,7 +150,7 @@ class KafkaSink:
                 "compression.type": "lz4",
                 "delivery.report.only.error": True,
                 "on_delivery": self._on_failure,
-                "logger": log,
+                "logger": ClientLog(),
             }
         )
         self._producer.init_transactions(REQUEST_S)
@@ -175,7 +172,7 @@ class KafkaSink:
                 "isolation.level": "read_committed",
                 "enable.partition.eof": True,
                 "fetch.wait.max.ms": 20,
-                "logger": log,
+                "logger": ClientLog(),
             }
         )
         try:

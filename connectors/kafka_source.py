@@ -13,7 +13,7 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from tidegate.connectors.kafka_offsets import described, first_and_end
+from tidegate.connectors.kafka_offsets import ClientLog, described, first_and_end
 from tidegate.connectors.reading import UNREADABLE, RowReader, from_text, reason, shown
 from tidegate.connectors.values import JsonValues, Values
 from tidegate.errors import SourceError
@@ -106,23 +106,8 @@ class KafkaSource:
             )
         self._reader.check_schema(self._values.fields(), self._key, f"the schema of topic {self.topic}")
         group = self._group or f"tidegate-{name}"
-        self._consumer = Consumer(
-            {
-                "bootstrap.servers": self.servers,
-                "group.id": group,
-                "enable.auto.commit": False,
-                "enable.auto.offset.store": False,
-                "auto.offset.reset": "error",
-                "isolation.level": "read_committed",
-                "error_cb": self._on_error,
-                "logger": log,
-                "socket.connection.setup.timeout.ms": 5_000,
-                "fetch.wait.max.ms": 100,
-                "enable.partition.eof": not self._follow,
-                **self._settings,
-            }
-        )
         try:
+            self._consumer = self._made_consumer(group)
             self._at = {str(partition): int(offset) for partition, offset in (position or {}).items()}
             self._assign()
             if not self._follow:
@@ -133,6 +118,24 @@ class KafkaSource:
         except BaseException:
             self.close()
             raise
+
+    def _made_consumer(self, group: str) -> Consumer:
+        return Consumer(
+            {
+                "bootstrap.servers": self.servers,
+                "group.id": group,
+                "enable.auto.commit": False,
+                "enable.auto.offset.store": False,
+                "auto.offset.reset": "error",
+                "isolation.level": "read_committed",
+                "error_cb": self._on_error,
+                "logger": ClientLog(),
+                "socket.connection.setup.timeout.ms": 5_000,
+                "fetch.wait.max.ms": 100,
+                "enable.partition.eof": not self._follow,
+                **self._settings,
+            }
+        )
 
     def _assign(self) -> None:
         """Read every partition of the topic from its offset on, or from its beginning."""
@@ -244,11 +247,13 @@ class KafkaSource:
 
     def _unreadable(self, error: Any) -> SourceError:
         lost = error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)
+        if error.code() == KafkaError._INVALID_ARG:
+            return SourceError(f"settings= for topic {self.topic}: {error.str()}", source=self._name, fatal=True)
         hint = (
             ". What comes after the position is gone: its retention was shorter than our absence. Ingest under a new name to "
             "begin with what is there"
             if lost
-            else ""
+            else ". Check the address, that the brokers are up, and settings= for TLS and passwords"
         )
         return SourceError(
             f"can't read topic {self.topic} at {self.servers}: {error.str()}{hint}", source=self._name, fatal=lost

@@ -307,7 +307,11 @@ class PostgresChanges:
 
     def _unreadable(self, error: SQLAlchemyError) -> SourceError:
         why = " ".join(str(getattr(error, "orig", None) or error).split()).rstrip(".")
-        return SourceError(f"can't read changes of {self._table} from {self._shown}: {why}", source=self._name)
+        return SourceError(
+            f"can't read changes of {self._table} from {self._shown}: {why}. Check the address, that the server is up, and that "
+            "our role may replicate",
+            source=self._name,
+        )
 
     def close(self) -> None:
         self._database.dispose()

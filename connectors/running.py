@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tidegate")
 
+CHECK_S = 3.0  # that a server has to answer when it is only looked at
 DRAIN_S = 60.0  # that a sink has, at the end, for what waits
 
 
@@ -48,7 +49,12 @@ class Running:
         self.ingestions: list[Ingestion] = []
         self.deliveries: list[Delivery] = []
         self._target = target
+        borders = _borders(target)
         try:
+            for connector in setup.sinks:
+                _check_stream(connector, borders, border=False)
+            for connector in setup.sources:
+                _check_stream(connector, borders, border=True)
             for connector in setup.sinks:  # first: they begin with what is emitted from now on
                 self.deliveries.append(self._deliver(connector))
             for connector in setup.sources:
@@ -65,8 +71,6 @@ class Running:
                 return self._target.deliver(
                     connector.stream, connector.made, connector.name, background=True, **connector.options
                 )
-            if connector.stream not in self._target.schemas().wires:
-                raise TidegateError(f"{self._target.url} has no stream {connector.stream!r}")
             return RemoteDelivery(self._target, connector)
         except TidegateError as error:
             raise TidegateError(f"{connector.key} ({connector.name}): {error}") from error
@@ -90,13 +94,13 @@ class Running:
         everything: list[Ingestion | Delivery] = [*self.ingestions, *self.deliveries]
         return [one for one in everything if one.state == "stopped"]
 
-    def drain(self, timeout_s: float | None = None) -> bool:
-        """Wait until what the sources brought has gone through and out; False when ``DRAIN_S`` were not enough."""
+    def drain(self, timeout_s: float = DRAIN_S) -> bool:
+        """Wait until what the sources brought has gone through and out; False when ``timeout_s`` was not enough."""
         from tidegate.engine import Engine
 
         if isinstance(self._target, Engine):
             self._target.run_until_idle()
-        return all(delivery.drain(DRAIN_S if timeout_s is None else timeout_s) for delivery in self.deliveries)
+        return all(delivery.drain(timeout_s) for delivery in self.deliveries)
 
     def facts(self) -> list[dict[str, Any]]:
         """What each is doing."""
@@ -197,16 +201,22 @@ def check(setup: Setup, token: str | None = None) -> list[dict[str, Any]]:
 
     with ExitStack() as stack:
         if setup.url is not None:
-            target: Any = stack.enter_context(tidegate.connect(setup.url, setup.token or token))
+            target: Any = stack.enter_context(tidegate.connect(setup.url, setup.token or token, retry_s=CHECK_S))
             app = target.app()["name"]
-            borders = {s["name"]: bool(s["border"]) for s in target.app()["streams"]}
         else:
             there = Path(str(setup.directory)).exists()  # if not, it is not made, either
             target = stack.enter_context(tidegate.open(load_app(str(setup.app)), setup.directory if there else None))
             app = target.app.name
-            borders = {name: stream.border for name, stream in target.app.streams.items()}
+        borders = _borders(target)
         sinks = [_check_sink(connector, target, app, borders) for connector in setup.sinks]
         return sinks + [_check_source(connector, target, borders) for connector in setup.sources]
+
+
+def _borders(target: Any) -> dict[str, bool]:
+    """All streams, and whether they are border streams."""
+    if isinstance(target.app, App):
+        return {name: stream.border for name, stream in target.app.streams.items()}
+    return {stream["name"]: bool(stream["border"]) for stream in target.app()["streams"]}
 
 
 def _check_sink(connector: Connector, target: Any, app: str, borders: dict[str, bool]) -> dict[str, Any]:

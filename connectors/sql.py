@@ -19,7 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.exc import DataError, IntegrityError, NoSuchTableError, SQLAlchemyError
+from sqlalchemy.exc import (
+    ArgumentError,
+    DataError,
+    IntegrityError,
+    NoSuchModuleError,
+    NoSuchTableError,
+    SQLAlchemyError,
+)
 
 from tidegate.connectors.plain import key_text
 from tidegate.connectors.sqlfit import misfits
@@ -304,7 +311,13 @@ def connect_database(url: str | sa.URL | sa.Engine) -> sa.Engine:
     """An engine for the address; ``postgresql://`` means psycopg 3."""
     if isinstance(url, sa.Engine):
         return url
-    address = sa.make_url(url)
+    try:
+        address = sa.make_url(url)
+    except ArgumentError:
+        raise SinkError(
+            f"{url!r} is no address of a database; write postgresql://user:password@host/database or sqlite:///file.sqlite",
+            sink=str(url),
+        ) from None
     settings: dict[str, Any] = {}
     if address.get_backend_name() == "postgresql":
         if address.drivername == "postgresql":
@@ -313,6 +326,12 @@ def connect_database(url: str | sa.URL | sa.Engine) -> sa.Engine:
             settings["connect_timeout"] = 10
     try:
         return sa.create_engine(address, connect_args=settings, pool_pre_ping=True)
+    except NoSuchModuleError:
+        raise SinkError(
+            f"{address.render_as_string()}: SQLAlchemy knows no database {address.get_backend_name()!r}; write postgresql://… or "
+            "sqlite:///…, or install the dialect of yours",
+            sink=address.render_as_string(),
+        ) from None
     except ImportError as error:
         raise SinkError(
             f"{address.render_as_string()} needs a database driver that is not installed ({error}); for "

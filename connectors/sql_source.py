@@ -163,7 +163,12 @@ class SqlSource:
 
     def _unreadable(self, error: SQLAlchemyError, fatal: bool = False) -> SourceError:
         why = " ".join(str(getattr(error, "orig", None) or error).split()).rstrip(".")
-        return SourceError(f"can't read {self._table} in {self._shown}: {why}", source=self._name, fatal=fatal)
+        return SourceError(
+            f"can't read {self._table} in {self._shown}: {why}. Check the address, that the server is up, and what we may read "
+            "there",
+            source=self._name,
+            fatal=fatal,
+        )
 
     def committed(self, position: Any) -> None:
         pass

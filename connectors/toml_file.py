@@ -94,6 +94,8 @@ def _setup(told: Mapping[str, Any]) -> Setup:
     app, directory, url, token = (_text("", told, key) for key in ("app", "directory", "url", "token"))
     if (url is None) == (directory is None):
         raise TidegateError("give either directory (with app) or url: where is the engine?")
+    if url is not None and not url.startswith(("http://", "https://")):
+        raise TidegateError(f"url = {url!r}: expected the address of a server, http://host:port or https://host")
     if directory is not None and app is None:
         raise TidegateError("key app is missing: file.py:app or package.module:app, the app of the directory")
     sources = [_connector("source", i, entry) for i, entry in enumerate(_list(told, "source"), 1)]
@@ -149,6 +151,8 @@ def _made(key: str, kind: str, module: str, name: str, given: dict[str, Any]) ->
 
 def _values(key: str, told: Any) -> Any:
     values = importlib.import_module("tidegate.connectors.values")
+    if not isinstance(told, (str, dict)):
+        raise TidegateError(f"{key} = {told!r}: expected a table, such as {{ format = 'avro', schema = 'order.avsc' }}")
     told = {"format": told} if isinstance(told, str) else dict(told)
     chosen = told.pop("format", None)
     if chosen not in VALUES:
@@ -157,7 +161,10 @@ def _values(key: str, told: Any) -> Any:
     _known(f"{key}.", told, [*inspect.signature(made).parameters])
     if chosen != "json" and "schema" not in told:
         raise TidegateError(f"{key}.schema is missing: the path of the schema")
-    return made(**told)
+    try:
+        return made(**told)
+    except TidegateError as error:
+        raise TidegateError(f"{key}: {error}") from None
 
 
 _TYPES = {"str": str, "int": int, "float": (int, float), "bool": bool, "Mapping": dict, "list": list, "Path": str}
@@ -171,7 +178,8 @@ def _check_type(key: str, value: Any, annotation: str) -> None:
     wanted += [_TYPES[w] for part in annotation.split("|") for w in [part.strip().split("[")[0]] if w in _TYPES]
     if not wanted or key.endswith(".values"):
         return
-    fits = any(isinstance(value, kind) and (type(value) is not bool or kind is bool) for kind in wanted)  # type: ignore[arg-type]
+    texts = "Mapping[str, str]" not in annotation or all(isinstance(inner, str) for inner in dict(value).values())
+    fits = texts and any(isinstance(value, kind) and (type(value) is not bool or kind is bool) for kind in wanted)  # type: ignore[arg-type]
     if not fits:
         raise TidegateError(f"{key} = {value!r}: expected {annotation.replace(' | None', '')}")
 

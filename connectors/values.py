@@ -58,7 +58,7 @@ class JsonSchemaValues(JsonValues):
     """JSON that a JSON Schema (a dict, or the path of a file) accepts."""
 
     def __init__(self, schema: Mapping[str, Any] | str | Path) -> None:
-        _need("jsonschema", "JSON Schemas")
+        _need("jsonschema", "JsonSchemaValues")
         from jsonschema import Draft202012Validator
         from jsonschema.exceptions import SchemaError
         from jsonschema.validators import validator_for
@@ -105,7 +105,7 @@ class AvroValues:
     """
 
     def __init__(self, schema: Mapping[str, Any] | str | Path, *, schema_id: int | None = None) -> None:
-        _need("fastavro", "Avro")
+        _need("fastavro", "AvroValues")
         import fastavro
 
         self.schema_id = schema_id
@@ -166,4 +166,4 @@ def _loaded(schema: Mapping[str, Any] | str | Path) -> dict[str, Any]:
 
 def _need(package: str, what: str) -> None:
     if find_spec(package) is None:
-        raise SourceError(f"{what} need {package}; pip install 'tidegate[kafka]'", fatal=True)
+        raise SourceError(f"{what} needs {package}; pip install 'tidegate[kafka]'", fatal=True)

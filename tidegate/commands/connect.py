@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
@@ -36,6 +37,8 @@ def connect(
 
     Example: tidegate connect connector.toml --check
 
+    Ctrl-C finishes what is being sent and stops; a second one stops at once.
+
     Exit code 1: a source or sink has given up, or with --once a sink did not take everything; the reason is told.
     """
     from importlib import import_module
@@ -46,17 +49,29 @@ def connect(
         _show(runner.check(setup, token), as_json)
         return
     stop = threading.Event()
+    started = threading.Event()
+
+    def told_to_stop(*_: Any) -> None:
+        if stop.is_set() or not started.is_set():  # nothing is under way yet, or it takes too long to end
+            raise KeyboardInterrupt
+        stop.set()
+
     with ExitStack() as stack:
         for number in (signal.SIGTERM, signal.SIGINT):
-            stack.callback(signal.signal, number, signal.signal(number, lambda *_: stop.set()))
+            stack.callback(signal.signal, number, signal.signal(number, told_to_stop))
         at_work = stack.enter_context(runner.running(setup, token))
+        started.set()
         if metrics is not None:
             told.print(f"metrics at http://127.0.0.1:{stack.enter_context(runner.metrics(at_work, metrics))}/metrics")
         while not stop.wait(LOOK_S) and at_work.at_work:
             pass
         while not (once or stop.is_set() or at_work.stopped):
             stop.wait(LOOK_S)
-        drained = stop.is_set() or at_work.drain()
+        until = time.monotonic() + runner.DRAIN_S
+        while (
+            not (drained := stop.is_set() or at_work.drain(LOOK_S)) and not at_work.stopped and time.monotonic() < until
+        ):
+            pass
         facts, given_up = at_work.facts(), bool(at_work.stopped) or not drained
     _show(facts, as_json)
     if given_up:

@@ -6,8 +6,12 @@ import contextlib
 import importlib
 import json
 import re
+import signal
 import socket
 import sqlite3
+import subprocess
+import sys
+import time
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -283,6 +287,8 @@ def test_a_row_that_is_refused_is_put_aside_after_so_many_tries(place: Path) -> 
         ('name = "log"', 'name = "out"', "sink[1].name: 'out' is there twice"),
         ('name = "orders"\n', "", "source[1].name is missing"),
         ("[[source]]", "[source", "is no TOML"),
+        ("size = 1", "fields = { id = 3 }", "source[1].fields = {'id': 3}: expected Mapping[str, str]"),
+        ('directory = "shop.db"', 'url = "shop"', "url = 'shop': expected the address of a server, http://host:port"),
     ],
 )
 def test_errors_name_the_key(place: Path, was: str, now: str, told: str) -> None:
@@ -290,6 +296,120 @@ def test_errors_name_the_key(place: Path, was: str, now: str, told: str) -> None
     (place / "connect.toml").write_text(FILE.replace(was, now, 1))
     with pytest.raises(TidegateError, match=re.escape(told)):
         read_setup("connect.toml")
+
+
+@pytest.mark.parametrize(
+    ("told", "error"),
+    [
+        ('kind = "kafka"\nservers = "x"\ntopic = "t"\nvalues = 3', "source[1].values = 3: expected a table, such as"),
+        (
+            'kind = "kafka"\nservers = "x"\ntopic = "t"\nvalues = { format = "avro", schema = "no.avsc" }',
+            "source[1].values: can't read the schema no.avsc",
+        ),
+        (
+            'kind = "sql"\nurl = "shop"\ntable = "t"\ncursor = "n"',
+            "source[1]: 'shop' is no address of a database; write postg",
+        ),
+        (
+            'kind = "sql"\nurl = "shop://x"\ntable = "t"\ncursor = "n"',
+            "SQLAlchemy knows no database 'shop'; write postgresql",
+        ),
+        ('kind = "http"\nport = 99999', "source[1]: port=99999: give one from 1 to 65535"),
+    ],
+)
+def test_errors_in_what_a_connector_is_given(place: Path, told: str, error: str) -> None:
+    (place / "connect.toml").write_text(
+        f'app = "shop.py:app"\ndirectory = "d"\n[[source]]\nname = "s"\nstream = "orders"\n{told}\n'
+    )
+    with pytest.raises(TidegateError, match=re.escape(error)):
+        read_setup("connect.toml")
+
+
+NOT_INSTALLED = [
+    ("kafka", "confluent_kafka", 'servers = "x"\ntopic = "t"', "kafka"),
+    ("mqtt", "paho", 'host = "x"\ntopics = "#"', "mqtt"),
+    ("mqtt", "fastavro", 'host = "x"\ntopics = "#"\nvalues = { format = "avro", schema = "s" }', "kafka"),
+    ("wfdb", "wfdb", 'path = "x"', "wfdb"),
+    ("websocket", "websockets", "port = 0", "server"),
+    ("postgres_changes", "psycopg", 'url = "postgresql://x"\ntable = "t"\nslot = "s"', "postgres"),
+]
+WITHOUT = """
+import sys
+sys.argv = ["tidegate", "connect"]
+from tidegate.cli import main
+for number, package in enumerate(sys.stdin.read().split()):
+    sys.modules[package] = None
+    sys.argv[2:] = [f"{number}.toml"]
+    try:
+        main()
+    except SystemExit as ended:
+        print(ended.code, file=sys.stderr)
+    if package == "paho":  # the next one needs it
+        del sys.modules[package]
+"""
+
+
+def test_what_is_not_installed_is_told(place: Path) -> None:
+    """In a process of its own, which can't import it."""
+    for number, (kind, _, given, _) in enumerate(NOT_INSTALLED):
+        (place / f"{number}.toml").write_text(
+            f'app = "shop.py:app"\ndirectory = "d"\n[[source]]\nname = "s"\nkind = "{kind}"\nstream = "orders"\n{given}\n'
+        )
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT], input=" ".join(package for _, package, _, _ in NOT_INSTALLED),
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    lines = done.stderr.splitlines()
+    assert len(lines) == 2 * len(NOT_INSTALLED), done.stderr
+    for number, (_, _, _, extra) in enumerate(NOT_INSTALLED):
+        told, code = lines[2 * number : 2 * number + 2]
+        assert told.startswith(f"tidegate: {number}.toml: source[1]")
+        assert f"pip install 'tidegate[{extra}]'" in told
+        assert code == "2"
+
+
+def test_settings_that_kafka_does_not_know_are_told(place: Path) -> None:
+    (place / "connect.toml").write_text(
+        'app = "shop.py:app"\ndirectory = "d"\n[[source]]\nname = "s"\nkind = "kafka"\nstream = "orders"\n'
+        'servers = "127.0.0.1:1"\ntopic = "t"\nsettings = { nonsense = "a" }\n'
+    )
+    for option in ("--check", "--once"):
+        result = run("connect", "connect.toml", option)
+        assert 'settings= for topic t: No such configuration property: "nonsense"' in str(result.exception)
+
+
+def connecting(*options: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tidegate", "connect", "connect.toml", *options]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_ctrl_c_stops_what_is_at_work(place: Path) -> None:
+    (place / "connect.toml").write_text(FILE.replace("size = 1", "follow = true"))
+    process = connecting("--json")
+    until = time.monotonic() + 60
+    while not list((place / "out").glob("*.csv")):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    told, complaints = process.communicate(timeout=60)
+    assert process.returncode == 0, complaints
+    assert [fact["stream"] for fact in json.loads(told)] == ["orders", "shipments", "shipped_changes"]
+    assert "Traceback" not in complaints
+
+
+def test_ctrl_c_ends_a_start_that_waits_for_a_server(place: Path) -> None:
+    """A server that takes connections and never answers."""
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as server:
+        url = f'url = "http://127.0.0.1:{server.getsockname()[1]}"'
+        (place / "connect.toml").write_text(FILE.replace('app = "shop.py:app"\ndirectory = "shop.db"', url))
+        process = connecting()
+        with contextlib.closing(server.accept()[0]) as connection:
+            connection.recv(1)  # it waits for an answer now
+            process.send_signal(signal.SIGINT)
+            _, complaints = process.communicate(timeout=60)
+    assert process.returncode == 130, complaints
+    assert "Traceback" not in complaints
 
 
 def test_streams_that_are_not_there_are_told(place: Path) -> None:
@@ -302,8 +422,9 @@ def test_streams_that_are_not_there_are_told(place: Path) -> None:
         ),
     ):
         (place / "connect.toml").write_text(FILE.replace(was, now, 1))
-        result = run("connect", "connect.toml", "--check")
-        assert told in str(result.exception)
+        for options in (["--check"], ["--once"]):
+            result = run("connect", "connect.toml", *options)
+            assert told in str(result.exception)
 
 
 def test_what_the_connectors_do_is_there_for_prometheus(place: Path) -> None:
