@@ -1,6 +1,6 @@
 """A server process for tests: the real server over the shop, with its query replica when that is asked for.
 
-    python serving.py '{"data": …, "settings": {…}, "tokens": "…", "queries": true, "engine": {…}}'
+    python serving.py '{"data": …, "settings": {…}, "tokens": "…", "queries": true, "engine": {…}, "sink": "sqlite:///…"}'
 
 Prints one line with its URL when it takes requests.
 """
@@ -20,6 +20,7 @@ def main() -> None:
     from shop import app  # type: ignore[import-not-found]
 
     import tidegate
+    from tidegate.connectors.sql import SqlSink
     from tidegate.server.logs import set_up_logs
     from tidegate.server.serve import serve, start_replica
     from tidegate.server.settings import Settings
@@ -31,6 +32,8 @@ def main() -> None:
     tokens = load_tokens(None, asked.get("tokens"))
     with ExitStack() as stack:
         engine = stack.enter_context(tidegate.open(app, asked.get("data"), **asked.get("engine", {})))
+        if "sink" in asked:
+            engine.deliver("shipments", SqlSink(asked["sink"], "shipped", at_once=7), "out", background=True)
         replica = start_replica(engine, settings, None, None) if asked.get("queries") else None
         if replica is not None:
             stack.callback(replica.stop)
