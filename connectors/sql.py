@@ -125,9 +125,13 @@ class SqlSink:
 
     def _find(self) -> sa.Table | None:
         try:
-            return sa.Table(self._table_name, sa.MetaData(schema=self._schema), autoload_with=self._database)
+            found = sa.Table(self._table_name, sa.MetaData(schema=self._schema), autoload_with=self._database)
         except NoSuchTableError:
             return None
+        for column in found.columns:
+            if isinstance(column.type, sa.JSON):
+                column.type.none_as_null = True
+        return found
 
     def _find_or_create(self, relation: Relation) -> sa.Table:
         found = self._find()

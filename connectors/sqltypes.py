@@ -33,8 +33,6 @@ _TYPES: dict[str, type[sa.types.TypeEngine[Any]]] = {
     "interval": sa.Interval,
     "blob": sa.LargeBinary,
     "uuid": sa.Uuid,
-    "json": sa.JSON,
-    "list": sa.JSON,
 }
 
 INTERVALS = (sa.Interval, postgresql.INTERVAL)  # the second is what a column that is there is found to be
@@ -57,6 +55,8 @@ def target_type(kind: ColumnType, dialect: str) -> sa.types.TypeEngine[Any]:
     if kind.family == "decimal":
         precision, scale = re.findall(r"\d+", kind.sql)
         return sa.Numeric(int(precision), int(scale))
+    if kind.family in ("json", "list"):
+        return sa.JSON(none_as_null=True)  # no value is NULL, not JSON's null
     return _TYPES[kind.family]()
 
 

@@ -59,6 +59,7 @@ def test_every_type_arrives(types: App, open_engine: Open, database: sa.Engine, 
     many = json.loads(found.many) if isinstance(found.many, str) else found.many
     assert (doc, many) == ({"a": [1, 2]}, [1, None, 3])
     assert [value for value in nulls if value is not None] == [5]
+    assert rows(database, "SELECT n FROM target WHERE doc IS NULL AND many IS NULL") == [(5,)]
 
 
 def test_a_batch_sent_twice_is_there_once(words: App, database: sa.Engine) -> None:

@@ -9,6 +9,7 @@ import datetime as dt
 import json
 import uuid
 from decimal import Decimal
+from itertools import zip_longest
 from typing import Any
 
 import pytest
@@ -127,17 +128,22 @@ UNFIT = {
 }
 
 
-def stream_of(kind: str) -> Any:
+def stream_of(*kinds: str) -> Any:
+    """A stream with a column of each kind: v, v1, v2, …"""
     app = App("fit")
-    app.stream("sent", f"v {kind}")
+    app.stream("sent", ", ".join(f"v{number or ''} {kind}" for number, kind in enumerate(kinds)))
     return app.streams["sent"].relation
 
 
-def make_table(database: sa.Engine, column: str) -> None:
+def make_table(database: sa.Engine, *columns: str) -> None:
     with database.begin() as connection:
-        for table in ("target", "tidegate_sinks", "tidegate_delivered"):
-            connection.execute(sa.text(f"DROP TABLE IF EXISTS {table}"))
-        connection.execute(sa.text(f"CREATE TABLE target (v {column})"))
+        told = ", ".join(f"v{number or ''} {column}" for number, column in enumerate(columns))
+        connection.execute(sa.text(f"CREATE TABLE target ({told})"))
+
+
+def pairs_of(database: sa.Engine, told: dict[str, dict[str, tuple[str, ...]]]) -> list[tuple[str, str]]:
+    chosen = told["sqlite" if database.dialect.name == "sqlite" else "postgres"]
+    return [(kind, column) for kind, columns in chosen.items() for column in columns]
 
 
 def as_stored(kind: str, value: Any) -> Any:
@@ -163,29 +169,38 @@ def as_stored(kind: str, value: Any) -> Any:
     return {"BOOLEAN": bool, "BLOB": bytes}.get(kind, lambda v: v)(value)
 
 
-@pytest.mark.parametrize("kind", VALUES)
-def test_types_that_fit_keep_every_value(database: sa.Engine, kind: str) -> None:
-    relation = stream_of(kind)
-    given = [relation.conform((value,)) for value in VALUES[kind]]
-    for column in FITTING["sqlite" if database.dialect.name == "sqlite" else "postgres"][kind]:
-        make_table(database, column)
-        sink = SqlSink(database, "target")
-        sink.open("out", relation)
-        sink.send([Batch(relation, 1, given)])
-        with database.connect() as connection:
-            found = [as_stored(kind, value) for value in connection.scalars(sa.text("SELECT v FROM target"))]
-        assert [relation.conform((value,)) for value in found] == given, column
+def test_types_that_fit_keep_every_value(database: sa.Engine) -> None:
+    pairs = pairs_of(database, FITTING)
+    kinds, columns = zip(*pairs, strict=True)
+    relation = stream_of(*kinds)
+    given = [relation.conform(row) for row in zip_longest(*(VALUES[kind] for kind in kinds))]
+    make_table(database, *columns)
+    sink = SqlSink(database, "target")
+    sink.open("out", relation)
+    sink.send([Batch(relation, 1, given)])
+    with database.connect() as connection:
+        found = [tuple(row) for row in connection.execute(sa.text("SELECT * FROM target"))]
+        counts = connection.execute(
+            sa.text(f"SELECT {', '.join(f'count({c})' for c in relation.column_names)} FROM target")
+        )
+        assert counts.one() == tuple(len(VALUES[kind]) for kind in kinds)  # NULL is NULL
+    for place, (kind, column) in enumerate(pairs):
+        coerce = relation.columns[place].type.coerce
+        arrived = [coerce(as_stored(kind, row[place])) for row in found if row[place] is not None]
+        assert arrived == [row[place] for row in given if row[place] is not None], (kind, column)
 
 
-@pytest.mark.parametrize("kind", VALUES)
-def test_types_that_do_not_are_refused_before_anything_is_made(database: sa.Engine, kind: str) -> None:
-    relation = stream_of(kind)
-    for column in UNFIT["sqlite" if database.dialect.name == "sqlite" else "postgres"].get(kind, ()):
-        make_table(database, column)
-        for refusing in (SqlSink(database, "target").open, SqlSink(database, "target").check):
-            with pytest.raises(SinkError, match=r"does not keep every value of the stream's v .*ALTER TABLE"):
-                refusing("out", relation)
-        assert not sa.inspect(database).has_table("tidegate_sinks"), column
+def test_types_that_do_not_are_refused_before_anything_is_made(database: sa.Engine) -> None:
+    pairs = pairs_of(database, UNFIT)
+    kinds, columns = zip(*pairs, strict=True)
+    make_table(database, *columns)
+    for refusing in (SqlSink(database, "target").open, SqlSink(database, "target").check):
+        with pytest.raises(SinkError, match="ALTER TABLE") as caught:
+            refusing("out", stream_of(*kinds))
+        told = caught.value.misfits  # type: ignore[attr-defined]
+        missed = [pair for number, pair in enumerate(pairs) if not any(f"its v{number or ''} is" in t for t in told)]
+        assert not missed
+    assert not sa.inspect(database).has_table("tidegate_sinks")
 
 
 def test_the_error_names_both_columns_their_types_and_one_that_fits(database: sa.Engine) -> None:
