@@ -18,7 +18,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from tidegate.connectors.families import PRINTED, postgres_told
 from tidegate.connectors.pgoutput import UNCHANGED, Change, Commit, Decoder
 from tidegate.connectors.reading import UNREADABLE, RowReader, from_text, reason
-from tidegate.connectors.sql import connect_database
+from tidegate.connectors.sqladdress import connect_database
 from tidegate.errors import SinkError, SourceError
 from tidegate.sources import Checked, Chunk, Malformed
 from tidegate.storage.schema import Relation, Row

@@ -16,7 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from tidegate.connectors.families import Told, known, postgres_told
 from tidegate.connectors.reading import RowReader, read_all
-from tidegate.connectors.sql import connect_database, missing_file
+from tidegate.connectors.sqladdress import connect_database, missing_file
 from tidegate.errors import SinkError, SourceError
 from tidegate.sources import Checked, Chunk
 from tidegate.storage.schema import Relation
