@@ -14,7 +14,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from tidegate.streams.spark.session import Spark, cores, shared_spark
+from tidegate.streams.spark.session import Spark, shared_spark, slots_of
+from tidegate.streams.spark.workers import reason_of, workers_like_here
 from tidegate.streams.windows.local import HERE, LocalBackend, Way
 from tidegate.streams.windows.processes import Reply, packed, unpacked
 from tidegate.streams.windows.tasks import Outcome, Task, Work, carry_out
@@ -23,7 +24,8 @@ log = logging.getLogger("tidegate.windows")
 
 SPARK = "Spark tasks"
 PAYS_S = 0.1  # work in one evaluation from which a Spark job can pay
-START_S = 8.0  # processor time until a session can begin
+START_S = 8.0  # processor time until a session can begin ...
+WORKERS_S = 3.0  # ... and of that for its Python workers, where the session is there
 ATTEMPTS = 2  # at a job, each of which tries its tasks several times
 FAILURES = 3  # after so many failed evaluations in a row no more go to Spark
 
@@ -43,6 +45,7 @@ class SparkBackend:
         self.takeovers = 0  # evaluations that this machine took over
         self._notes: list[str] = []
         self._warm = False
+        self._cold: str | None = None  # why its Python workers could not be had
         self._warming: threading.Thread | None = None
         self._preparing = threading.Lock()  # jobs begin in the order in which they come, the next one is ready by then
 
@@ -66,13 +69,15 @@ class SparkBackend:
         why_not = self._why_not(work)
         if self.only and why_not is None:
             return [Way(SPARK)]
-        starting = self._warming is not None and not self._warm
-        spark = Way(SPARK, PAYS_S, 0.0 if self._warm else START_S, starting, why_not)
+        starts_in = 0.0 if self._warm else WORKERS_S if self.spark.ready else START_S
+        spark = Way(SPARK, PAYS_S, starts_in, self._warming is not None and not self._warm, why_not)
         return [Way(HERE), spark] if self.only else [*self.local.ways(work), spark]
 
     def _why_not(self, work: Work) -> str | None:
         if self.spark.error is not None:
             return "there is no Spark here"
+        if self._cold is not None:
+            return f"Spark did not start ({self._cold})"
         if self.failures >= FAILURES:
             return f"{self.failures} evaluations in a row failed on Spark"
         return self.local.unsendable(work)
@@ -87,11 +92,9 @@ class SparkBackend:
     @property
     def slots(self) -> int:
         """How many tasks can run at the same time, as far as that is known."""
-        if self._warm:
+        if self.spark.ready:
             return int(self.spark.session().sparkContext.defaultParallelism)
-        master = self.spark.settings.master or "local[*]"
-        inside = master[6:-1].partition(",")[0] if master.startswith("local[") else ""
-        return int(inside) if inside.isdigit() else 1 if master == "local" else cores()
+        return slots_of(self.spark.settings.master or "local[*]")
 
     def start(self, way: str, workers: int) -> None:
         if way == SPARK:
@@ -119,7 +122,13 @@ class SparkBackend:
     # ---- starting
 
     def begin(self) -> None:
-        """What can't do without Spark: start it in the background, or raise now that it can't be had."""
+        """What can't do without Spark: start it in the background, or raise now that it can't be had.
+
+        Whatever failed before is tried again.
+        """
+        self.failures = 0
+        if self._cold is not None:
+            self._cold = self._warming = None
         if self.only:
             self.spark.check()
             self._begin()
@@ -142,10 +151,14 @@ class SparkBackend:
         try:
             context = self.spark.session().sparkContext
             slots = context.defaultParallelism
-            context.parallelize(range(2 * slots), 2 * slots).map(warm).collect()
+            with self._preparing, workers_like_here(context):
+                job = context.parallelize(range(2 * slots), 2 * slots).map(warm)
+                job.id()
+            job.collect()
             self._warm = True
         except Exception as error:
-            self._note(f"Spark did not start, windows are evaluated in this process: {error}")
+            self._cold = reason_of(error)
+            self._note(f"Spark did not start, windows are evaluated in this process: {self._cold}")
 
     # ---- jobs
 
@@ -161,7 +174,7 @@ class SparkBackend:
             try:
                 replies = self._job(what, tasks)
             except Exception as error:
-                told = str(error).strip().partition("\n")[0] or type(error).__name__
+                told = reason_of(error)
                 log.warning("a Spark job of %s tasks failed, attempt %s: %s", len(tasks), attempt + 1, told)
             else:
                 self.failures = 0
@@ -189,8 +202,9 @@ class SparkBackend:
                     loads = load_by_reference(tasks, Path(folder) / "columns.arrow")
                 messages = [packed((what, t.operation, load)) for t, load in zip(tasks, loads, strict=True)]
                 context.setLocalProperty("spark.scheduler.pool", "windows")
-                job = context.parallelize(messages, len(messages)).map(answer)
-                job.id()  # all but handing it in
+                with workers_like_here(context):
+                    job = context.parallelize(messages, len(messages)).map(answer)
+                    job.id()  # all but handing it in
             answers = job.collect()
         self.jobs += 1
         return [unpacked(message) for message in answers]

@@ -62,8 +62,8 @@ class SparkSettings:
                 "spark.driver.host": "127.0.0.1",
                 "spark.driver.bindAddress": "127.0.0.1",
                 "spark.local.dir": str(folder),
-                "spark.default.parallelism": str(cores()),
-                "spark.sql.shuffle.partitions": str(cores()),
+                "spark.default.parallelism": str(slots_of(found["spark.master"])),
+                "spark.sql.shuffle.partitions": str(slots_of(found["spark.master"])),
             }
         found["spark.sql.warehouse.dir"] = str(folder / "warehouse")
         for name, value in worker_environment().items():
@@ -99,6 +99,16 @@ SESSION = {
 def cores() -> int:
     """How many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def slots_of(master: str) -> int:
+    """How many tasks a local master runs at the same time; of a cluster that is known only when it has started.
+
+    >>> slots_of("local"), slots_of("local[3]"), slots_of("local[8,4]")
+    (1, 3, 8)
+    """
+    inside = master[6:-1].partition(",")[0] if master.startswith("local[") else ""
+    return int(inside) if inside.isdigit() else 1 if master == "local" else cores()
 
 
 def worker_environment() -> dict[str, str]:
@@ -188,7 +198,7 @@ class Spark:
         java = find_java()
         folder = Path(tempfile.mkdtemp(prefix="tidegate-spark-"))
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        environment = {"PYTHONPATH": os.pathsep.join(_import_path())} if self.settings.local else {}
+        environment = {"PYTHONPATH": os.pathsep.join(import_path())} if self.settings.local else {}
         settings = self.settings.all(folder)
         gateway = start_gateway(java, folder, self.settings.memory, self.settings.quick, environment, settings)
         self._gateway = gateway
@@ -250,7 +260,7 @@ def _check(given: Any, master: str | None) -> None:
         )
 
 
-def _import_path() -> list[str]:
+def import_path() -> list[str]:
     """Workers on this machine find the modules that this process finds."""
     import sys
 

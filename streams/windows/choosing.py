@@ -62,7 +62,7 @@ class Meter:
 
     noun: str
     costs: dict[str, Cost] = field(default_factory=dict)
-    waited_s: float = 0.0  # work so far in evaluations for which a way not started yet would have paid
+    waited_s: dict[str, float] = field(default_factory=dict)  # work for which a way not started yet would have paid
 
     def cost(self, way: str) -> Cost:
         return self.costs.setdefault(way, Cost())
@@ -80,45 +80,54 @@ class Meter:
         work = cost.each * items
         measured = f"{time(cost.each)} per {self.noun} measured over {count(cost.items, self.noun)}"
         told = f"{measured}, {items:,} waiting: {time(work)} of work"
-        allowed, hindrance = self._allowed(work, cost.each, workers, others, start)
+        allowed, hindrances = self._allowed(work, cost.each, workers, others, start)
         if not allowed:
-            return Decision(here.name, 1, 1, f"{told}, {hindrance}: in {here.name}")
+            return Decision(here.name, 1, 1, f"{told}, {', '.join(hindrances)}: in {here.name}")
+        besides = "".join(f"; {hindrance}" for hindrance in hindrances)
         chunks = max(1, min(CHUNKS, int(work / workers / CHUNK_S), items // workers))
         for way in allowed:
             if self.cost(way.name).each is None:
-                return Decision(way.name, workers, chunks, f"{told}, enough to try {many(workers, way.name)}")
+                return Decision(
+                    way.name, workers, chunks, f"{told}, enough to try {split(workers, way.name, chunks)}{besides}"
+                )
         each = {way.name: self.cost(way.name).each or 0.0 for way in (here, *allowed)}
         best = min(each, key=each.__getitem__)
         if best == here.name:
             workers = chunks = 1
         compared = ", ".join(f"{time(taken)} in {name}" for name, taken in each.items())
-        return Decision(
-            best, workers, chunks, f"{told}; measured per {self.noun}: {compared}: in {many(workers, best)}"
-        )
+        reason = f"{told}; measured per {self.noun}: {compared}: in {split(workers, best, chunks)}"
+        return Decision(best, workers, chunks, reason + besides)
 
     def _allowed(
         self, work: float, each: float, workers: int, ways: Sequence[Way], start: Callable[[str], None]
-    ) -> tuple[list[Way], str]:
-        """The ways that may pay for this much work; and if there are none, why."""
+    ) -> tuple[list[Way], list[str]]:
+        """The ways that may pay for this much work; and why the others may not."""
         allowed: list[Way] = []
-        hindrance = ""
+        hindrances: list[str] = []
+        too_little = ""
         for way in ways:
+            good = next((other.name for other in allowed if self._good(other, each, workers)), None)
             if way.why_not is not None:
-                hindrance = way.why_not
+                hindrances.append(way.why_not)
             elif work < way.pays_from:
-                hindrance = hindrance or f"below the {time(way.pays_from)} at which {many(workers, way.name)} pay"
+                too_little = too_little or f"below the {time(way.pays_from)} at which {many(workers, way.name)} pay"
             elif not way.starts_in:
                 allowed.append(way)
             elif way.starting:
-                hindrance = f"{way.name} are starting"
-            elif not any(self._good(other, each, workers) for other in allowed):
-                # as with renting and buying: start when work has cost as much without it as starting does
-                self.waited_s += work
-                hindrance = f"{time(self.waited_s)} of such work so far, less than the {time(way.starts_in)} to start {way.name}"
-                if self.waited_s >= way.starts_in:
-                    start(way.name)
-                    hindrance = f"{way.name} are starting"
-        return allowed, hindrance
+                hindrances.append(f"{way.name} are starting")
+            elif good is not None:
+                hindrances.append(f"{way.name} are not started, since {good} save most of what {workers} workers can")
+            else:
+                hindrances.append(self._waited(way, work, start))
+        return allowed, hindrances or ([too_little] if too_little else [])
+
+    def _waited(self, way: Way, work: float, start: Callable[[str], None]) -> str:
+        """As with renting and buying: it is started when work has cost as much without it as starting does."""
+        waited = self.waited_s[way.name] = self.waited_s.get(way.name, 0.0) + work
+        if waited >= way.starts_in:
+            start(way.name)
+            return f"{way.name} are starting"
+        return f"{time(waited)} of such work so far, less than the {time(way.starts_in)} to start {way.name}"
 
     def _good(self, way: Way, each: float, workers: int) -> bool:
         """Does this way already save most of what so many workers could save?"""
@@ -145,6 +154,10 @@ def time(seconds: float) -> str:
 
 def count(items: float, noun: str) -> str:
     return f"{items:,.0f} {noun}{'' if items == 1 else 's'}"
+
+
+def split(workers: int, way: str, chunks: int) -> str:
+    return many(workers, way) + (f", {chunks} chunks each" if chunks > 1 else "")
 
 
 def many(workers: int, way: str) -> str:

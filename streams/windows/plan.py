@@ -147,6 +147,7 @@ class Plan:
         if not items:
             return Outcome([])
         meter = self.meters.setdefault(operation, Meter(NOUNS[operation]))
+        self._spread()
         workers = self._workers(operation)
         if workers == 1:
             self.decisions[operation] = ALONE
@@ -214,6 +215,11 @@ class Plan:
         return error
 
     # ---- who gets what
+
+    def _spread(self) -> None:
+        """A window that names no pattern goes to all workers there are; of a cluster that is known when it has started."""
+        if self.spec.pattern is None and (replicas := self.backend.replicas) > 1 and replicas != self.pattern.total:
+            self.pattern = default_pattern(self.spec, self.function, replicas)
 
     def _workers(self, operation: Operation) -> int:
         reduce = operation == "combine" and isinstance(self.pattern.core, WindowMapReduce)
@@ -283,8 +289,6 @@ class Plan:
             reason = decision.reason
             if decision is ALONE and each.each is not None:
                 reason = f"{time(each.each)} per {meter.noun} measured over {count(each.items, meter.noun)}; {reason}"
-            if decision.chunks > 1:
-                reason += f", {decision.chunks} chunks each"
             told.append(f"{DOES[operation]:<10}{reason}")
         if self.vectorised:
             told.append(

@@ -234,6 +234,39 @@ def test_when_jobs_fail_this_machine_takes_over_and_says_so(
     assert "were evaluated in this process" in row.note
 
 
+def test_workers_that_can_t_be_had_are_told_of_once_and_tried_again_by_the_next_engine(
+    spark: Any, open_engine: Open, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(number: int) -> int:
+        import no_such_module  # type: ignore[import-not-found]  # noqa: F401
+
+        return number
+
+    monkeypatch.setattr(spark_backends, "_shared", {})
+    app = app_of(w.whole(sums, "total DOUBLE, n BIGINT"))
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "tidegate"):
+        patch.setattr("tidegate.streams.spark.jobs.warm", broken)
+        engine = open_engine(app, spark=spark)
+        backend: Any = engine.plan("keep.recent").backend
+        backend.warm()
+        engine.feed("points", POINTS, size=20)
+    assert kept(engine) == expected(open_engine, w.whole(sums, "total DOUBLE, n BIGINT"))
+    told = engine.plan("keep.recent").explain()
+    reason = (
+        "ModuleNotFoundError: No module named 'no_such_module'; Spark's Python workers lack that module: install there"
+    )
+    assert f"Spark did not start ({reason}" in told
+    assert [line for line in told.splitlines() if line.startswith("note")] == [
+        line for line in told.splitlines() if "windows are evaluated in this process: " + reason in line
+    ]
+    assert backend.jobs == 0
+    again = open_engine(app, spark=spark)
+    again.feed("points", POINTS, size=20)
+    assert again.plan("keep.recent").backend is backend
+    assert backend.jobs > 0
+    assert kept(again) == kept(engine)
+
+
 def test_what_can_t_be_sent_is_evaluated_here(spark: Any, open_engine: Open) -> None:
     import threading
 

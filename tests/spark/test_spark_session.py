@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -79,6 +80,7 @@ def test_settings_of_the_user_come_last(tmp_path: Path) -> None:
     settings = SparkSettings("local[3]", more={"spark.ui.enabled": "true"}).all(tmp_path)
     assert settings["spark.master"] == "local[3,4]"
     assert settings["spark.ui.enabled"] == "true"
+    assert settings["spark.default.parallelism"] == "3"
     assert "spark.driver.host" not in SparkSettings("spark://host:7077").all(tmp_path)
 
 
@@ -123,6 +125,46 @@ def test_workers_have_the_modules_and_the_settings_of_this_process(spark: Any) -
 
     found = spark.sparkContext.parallelize(range(2), 2).map(look).collect()
     assert found == [(sys.executable, str(2**30), True, str(Path(str(tidegate.__file__)).parent))] * 2
+
+
+@pytest.mark.slow
+def test_windows_on_a_plain_session_are_evaluated_by_this_python(spark: Any, tmp_path: Path) -> None:
+    """The ``python3`` that such a session takes for its workers is another one, and lacks what windows need."""
+    (tmp_path / "python3").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "python3").chmod(0o755)
+    (tmp_path / "slopes.py").write_text(
+        "import os, sys\ndef seen(extent): return sys.executable, os.environ['OPENBLAS_NUM_THREADS']\n"
+    )
+    code = """
+        from pyspark.sql import SparkSession
+        import tidegate, slopes, sys
+        from tidegate import windows as w
+        session = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+        app = tidegate.App("plain")
+        app.table("CREATE TABLE seen (number BIGINT PRIMARY KEY, python VARCHAR, threads VARCHAR)")
+        app.stream("points", "x DOUBLE NOT NULL", border=True)
+        looks = w.whole(slopes.seen, "python VARCHAR, threads VARCHAR")
+        made = tidegate.window("points", count=4, compute=looks, backend="spark")
+        @app.procedure(inputs="points", writes=["seen"], windows={"recent": made})
+        def keep(txn, points):
+            for row in txn.window("recent").results:
+                txn.insert("seen", (row.window_number, row.python, row.threads))
+        with tidegate.open(app, spark=session) as engine:
+            engine.feed("points", [(float(i),) for i in range(40)], size=4)
+            backend = engine.plan("keep.recent").backend
+            seen = engine.query("SELECT DISTINCT python, threads FROM seen").rows
+            print(backend.notes, backend.jobs > 0, seen == [(sys.executable, "3")])
+            print(session.sparkContext.pythonExec)
+    """
+    environment = {name: value for name, value in os.environ.items() if name != "PYSPARK_PYTHON"}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**environment, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "3"},
+    )
+    assert done.stdout.strip() == "[] True True\npython3", done.stderr
 
 
 @pytest.mark.slow

@@ -101,6 +101,7 @@ def test_threads_are_tried_and_kept_where_they_help() -> None:
     plan = plan_on(machine)
     assert [evaluate(plan, 40) for _ in range(4)] == [THREADS] * 4
     assert not machine.started  # as good as it gets: no need for processes
+    assert "processes are not started, since threads save most of what 2 workers can" in plan.explain()
     assert (
         "measured per window: 2.0 ms in this process, 1.1 ms in threads: in two threads, 4 chunks each"
         in plan.explain()
@@ -125,6 +126,35 @@ def test_processes_start_when_they_have_become_worth_it() -> None:
     assert machine.ran[-1] == (PROCESSES, 2, 8)
     assert "in two processes, 4 chunks each" in plan.explain()
     assert evaluate(plan, 2) != PROCESSES  # too little for them
+
+
+def test_each_way_waits_for_its_own_price() -> None:
+    """Work that would have paid for a cheap start does not count twice towards a dear one."""
+
+    class Third(Machine):
+        def ways(self, work: Work) -> Sequence[Way]:
+            return [*super().ways(work), Way("others", 0.1, 8.0)]
+
+    machine = Third(0.01)
+    plan = plan_on(machine)
+    evaluate(plan, 52)
+    assert (
+        "500 ms of such work so far, less than the 1.0 s to start processes; "
+        "500 ms of such work so far, less than the 8.0 s to start others" in plan.explain()
+    )
+
+
+def test_a_window_without_a_pattern_goes_to_all_workers_once_they_are_known() -> None:
+    machine = Machine(0.01, threads=1.9)
+    machine.replicas = 2
+    plan = plan_on(machine, None)
+    evaluate(plan, 24)
+    machine.replicas = 8  # of a cluster that has started meanwhile
+    evaluate(plan, 24)
+    assert machine.ran[-1][1] == 8
+    named = plan_on(machine)
+    evaluate(named, 24)
+    assert machine.ran[-1][1] == 2
 
 
 def test_processes_that_do_not_help_are_given_up_and_tried_again_later() -> None:
