@@ -15,6 +15,7 @@ import datetime as dt
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -26,9 +27,10 @@ from tidegate.dataflows.validation import unknown
 from tidegate.engine import Engine
 from tidegate.errors import DataError, TidegateError
 from tidegate.storage.schema import Relation
+from tidegate.streams.spark.reasons import reason_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 
 EPOCH = dt.datetime(1970, 1, 1)
 MOMENTS = ("timestamp", "timestamp_ntz")
@@ -93,20 +95,55 @@ def backfill(
     """
     relation = engine.intake.border(stream).relation
     source = source or f"backfill:{stream}"
-    frame = read_history(spark, files, relation, order_by, format)
-    history = _fingerprint(frame, order_by)
-    position = _position(engine, source, history)
-    place = Place(history, position)
-    resumed_at, total, batches = place.rows, frame.count(), 0
-    key = relation.index_of[order_by[0]]
-    rows = _sorted_rows(frame, relation, order_by, place)
-    progress(resumed_at, total)
-    while chunk := list(islice(rows, max(min(engine.config.look_ahead, CHUNK_ROWS // size), 1) * size)):
-        offset = place.advance(row[key] for row in chunk)
-        batches += engine.feed(stream, chunk, size=size, source=source, offset=offset, after=position)
-        position = offset
-        progress(place.rows, total)
+    with _reading(files):
+        frame = read_history(spark, files, relation, order_by, format)
+        history = _fingerprint(frame, order_by)
+        position = _position(engine, source, history)
+        place = Place(history, position)
+        resumed_at, total, batches = place.rows, _counted(frame, relation), 0
+        key = relation.index_of[order_by[0]]
+        rows = _sorted_rows(frame, relation, order_by, place)
+        progress(resumed_at, total)
+        while chunk := list(islice(rows, max(min(engine.config.look_ahead, CHUNK_ROWS // size), 1) * size)):
+            offset = place.advance(row[key] for row in chunk)
+            batches += engine.feed(stream, chunk, size=size, source=source, offset=offset, after=position)
+            position = offset
+            progress(place.rows, total)
     return Backfilled(stream, source, total, resumed_at, place.rows - resumed_at, batches)
+
+
+@contextmanager
+def _reading(files: Sequence[str | Path]) -> Iterator[None]:
+    """What Spark can't read is an error of the data, told in one line."""
+    from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except (Py4JJavaError, PySparkException) as error:
+        raise DataError(
+            f"Spark can't read the history in {', '.join(map(str, files))}: {reason_of(error)}. Rows that went in before stay "
+            f"in; when the cause is gone the same command goes on behind them, with the same files",
+            files=[str(file) for file in files],
+        ) from None
+
+
+def _counted(frame: DataFrame, relation: Relation) -> int:
+    """How many rows there are. What no row may lack is looked for now, before the first one goes in."""
+    from pyspark.sql import functions as f
+
+    needed = [c.name for c in relation.columns if not c.nullable]
+    nulls = [f.count_if(f.col(name).isNull()) for name in needed]
+    total, *missing = frame.agg(f.count(f.lit(1)), *nulls).collect()[0]
+    problems = [f"{name} in {n:,} of {total:,} rows" for name, n in zip(needed, missing, strict=True) if n]
+    if problems:
+        raise DataError(
+            f"the history has no value for {', '.join(problems)}, and stream {relation.name} has NOT NULL there; no row of this "
+            f"run went in. Take those rows out, give them a value, or declare the column without NOT NULL",
+            relation=relation.name,
+            problems=problems,
+        )
+    return int(total)
 
 
 def read_history(
@@ -125,15 +162,26 @@ def read_history(
         )
     kind = format or paths[0].rstrip("/").rpartition(".")[2].lower().replace("ndjson", "json")
     if kind not in FORMATS:
-        raise TidegateError(f"backfill reads {', '.join(FORMATS)}; {paths[0]} is none by its name: say --format")
+        given = f"got {format!r}" if format else f"{paths[0]} is none by its name: say --format"
+        raise TidegateError(f"backfill reads {', '.join(FORMATS)}; {given}")
     if kind == "parquet":
         frame = spark.read.parquet(*paths)
     else:
-        reader = spark.read.schema(spark_schema(relation)).option("mode", "FAILFAST")
-        frame = reader.option("header", "true").csv(paths) if kind == "csv" else reader.json(paths)
+        reader = spark.read.option("mode", "FAILFAST")
+        frame = _csv(reader, paths, relation) if kind == "csv" else reader.schema(spark_schema(relation)).json(paths)
     frame = frame.select([c for c in relation.column_names if c in frame.columns])
     check_fits(frame.schema, relation)
     return frame
+
+
+def _csv(reader: DataFrameReader, paths: list[str], relation: Relation) -> DataFrame:
+    """Columns go by the names in the header, which have to be the same, in the same order, in all files."""
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    header = reader.option("header", "true").csv(paths).columns
+    known = {field.name: field for field in spark_schema(relation).fields}
+    schema = StructType([known.get(name, StructField(name, StringType())) for name in header])
+    return reader.option("enforceSchema", "false").schema(schema).csv(paths)
 
 
 def check_asked(files: Sequence[str | Path], relation: Relation, order_by: Sequence[str]) -> list[str]:
@@ -153,6 +201,8 @@ def _path(file: str | Path) -> str:
     path = Path(file).absolute()
     if not path.exists() and "*" not in str(path):
         raise TidegateError(f"there is no file {path}", path=str(path))
+    if path.is_dir() and not any(path.iterdir()):
+        raise TidegateError(f"there are no files in {path}", path=str(path))
     return str(path)
 
 

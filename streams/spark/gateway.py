@@ -16,7 +16,7 @@ from tidegate.errors import SparkUnavailable
 from tidegate.streams.spark.java import Java, flags
 
 STARTED_WITHIN_S = 90.0
-# Spark reports every failed task as an error too; what matters to us is raised
+# Spark reports every failed task as an error too; what matters to us is raised. What is not is that a job waits for workers
 LOG = """rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr
 appender.stderr.type = Console
@@ -25,6 +25,12 @@ appender.stderr.target = SYSTEM_ERR
 appender.stderr.layout.type = PatternLayout
 logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
 logger.gateway.level = error
+logger.executor.name = org.apache.spark.executor.Executor
+logger.executor.level = off
+logger.tasks.name = org.apache.spark.scheduler.TaskSetManager
+logger.tasks.level = off
+logger.scheduler.name = org.apache.spark.scheduler.TaskSchedulerImpl
+logger.scheduler.level = warn
 appender.stderr.layout.pattern = %d{HH:mm:ss} spark %p %c{1}: %m%n
 """
 

@@ -16,6 +16,8 @@ import logging
 import os
 import re
 import shutil
+import socket
+import sys
 import tempfile
 import threading
 import warnings
@@ -28,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 from tidegate.clock import SystemClock
 from tidegate.errors import SparkUnavailable
 from tidegate.streams.spark.java import find_java
+from tidegate.streams.spark.reasons import reason_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("tidegate.spark")
 
 MASTER = re.compile(r"local(\[.+\])?|local-cluster\[.+\]|yarn|(spark|k8s)://.+")
+ANSWERS_WITHIN_S = 10.0  # a master, which may have been started just now
 RETRIES = 4  # attempts at a task before its job fails; local[n] alone would have one
 
 # as many threads as here: libraries that add up in another grouping give other last bits
@@ -167,11 +171,13 @@ class Spark:
         return str(self._session.sparkContext.master) if self._session is not None else self.settings._master()
 
     def check(self) -> None:
-        """Raise when it could not be started, for want of pyspark or of Java."""
+        """Raise when it could not be started, for want of pyspark, of Java or of a master that answers."""
         if self._session is None:
             if find_spec("pyspark") is None:
                 raise SparkUnavailable("Spark needs pyspark, which is not installed; pip install 'tidegate[spark]'")
             find_java()
+            if "pyspark" not in sys.modules or sys.modules["pyspark"].SparkContext._active_spark_context is None:
+                check_answers(self.settings.master or "")
 
     def begin(self) -> None:
         """Start it in the background, if that has not happened yet. ``error`` says why it could not be."""
@@ -208,14 +214,15 @@ class Spark:
                     conf=SparkConf(loadDefaults=True, _jvm=gateway.jvm).setAll(list(settings.items())),
                     gateway=gateway,
                 )
+                session = SparkSession(context)
         except Exception as error:
-            told = str(error)  # which it asks the JVM for
+            told = reason_of(error)
             self._end_gateway()
             raise SparkUnavailable(
                 f"Spark's session with master {self.settings._master()} did not start: {told}"
             ) from None
         self._own = True
-        return SparkSession(context)
+        return session
 
     def _existing(self, context: Any) -> Any:
         from pyspark.sql import SparkSession
@@ -260,10 +267,39 @@ def _check(given: Any, master: str | None) -> None:
         )
 
 
+def check_answers(master: str, within_s: float = ANSWERS_WITHIN_S) -> None:
+    """Does a standalone master answer, or begin to? Spark itself takes a minute to find out, and does not say so."""
+    found = re.fullmatch(r"spark://(.+)", master)
+    if found is None:
+        return
+    clock, pause = SystemClock(), threading.Event()
+    until = clock.monotonic() + within_s
+    while True:
+        tried = [_silence(address, within_s) for address in found[1].split(",")]
+        if None in tried:
+            return
+        if clock.monotonic() >= until:
+            break
+        pause.wait(0.2)
+    raise SparkUnavailable(
+        f"no Spark master answers at {master}, tried for {within_s:g} s ({'; '.join(map(str, tried))}); is it running, and is that "
+        f"its host and port? It tells its address when it starts (spark://host:7077)",
+        master=master,
+    )
+
+
+def _silence(address: str, timeout_s: float) -> str | None:
+    """Why nobody answers there; None: somebody does."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout_s or None).close()
+    except (OSError, ValueError) as error:
+        return f"{address}: {error}"
+    return None
+
+
 def import_path() -> list[str]:
     """Workers on this machine find the modules that this process finds."""
-    import sys
-
     return [entry or os.getcwd() for entry in sys.path]
 
 

@@ -1,4 +1,4 @@
-"""Python workers of Spark: what they find in their environment, and what it means when they fail.
+"""Python workers of Spark: what they find in their environment.
 
 A session that was not started here gives its workers the first ``python3`` of the PATH, and one BLAS thread. Windows are to
 have the same bytes as in this process, so their workers get the settings of this process and, on this machine, its
@@ -8,15 +8,12 @@ interpreter and its modules. Whatever else runs in that session keeps its own wo
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from tidegate.streams.spark.session import import_path, worker_environment
-
-RAISED = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt)\b")
 
 
 @contextmanager
@@ -35,16 +32,3 @@ def workers_like_here(context: Any) -> Iterator[None]:
         yield
     finally:
         context.environment, context.pythonExec = before
-
-
-def reason_of(error: BaseException) -> str:
-    """In one line, why a job failed: of an exception in a worker the exception itself, which Spark tells of last."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    raised = [line for line in lines if RAISED.match(line)]
-    found = raised[-1] if raised else lines[0] if lines else type(error).__name__
-    if "No module named" in found:
-        found += (
-            "; Spark's Python workers lack that module: install there what this process has, put it on their PYTHONPATH, or "
-            "name the right Python with PYSPARK_PYTHON before the session starts"
-        )
-    return found

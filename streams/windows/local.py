@@ -165,10 +165,10 @@ class LocalBackend:
     def refuse(self, work: Work, reason: object) -> None:
         """Remember that this function can't be sent."""
         if work not in self._unsendable:
-            text = (
-                f"{work.function!r} can't be sent to another process ({reason}); define its functions at the top of a module "
-                f"that can be imported, or install cloudpickle"
-            )
+            remedy = "define its functions at the top of a module that can be imported, or install cloudpickle"
+            if "No module named" in str(reason):
+                remedy = "workers lack that module: install it where they run, or put its directory on their PYTHONPATH"
+            text = f"{work.function!r} can't be sent to another process ({reason}); {remedy}"
             self._unsendable[work] = text
             self.notes.append(text)
             log.warning("%s", text)

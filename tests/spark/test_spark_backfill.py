@@ -73,6 +73,48 @@ def test_files_that_changed_and_other_mistakes(spark: Any, tmp_path: Path) -> No
             backfill(engine, spark, "vitals", [tmp_path / "nothing.parquet"], order_by=["seen"])
         with pytest.raises(TidegateError, match="say --format"):
             backfill(engine, spark, "vitals", [tmp_path / "db"], order_by=["seen"])
+        with pytest.raises(TidegateError, match="got 'xml'"):
+            backfill(engine, spark, "vitals", files, order_by=["seen"], format="xml")
+        (tmp_path / "empty").mkdir()
+        with pytest.raises(TidegateError, match="there are no files in"):
+            backfill(engine, spark, "vitals", [tmp_path / "empty"], order_by=["seen"], format="csv")
+
+
+BAD = {
+    "number.csv": (
+        "n,seen,value\n1,2026-01-01 00:00:00,80\n2,2026-01-01 00:00:01,high\n",
+        r"number.csv: Malformed records are detected .*For input string: \"high\".* the same command goes on",
+    ),
+    "column.csv": ("seen,value\n2026-01-01 00:00:00,80\n", r"column n \(BIGINT\) is missing"),
+    "null.csv": (
+        "n,seen,value\n1,2026-01-01 00:00:00,80\n,2026-01-01 00:00:01,81\n",
+        "no value for n in 1 of 2 rows, and stream vitals has NOT NULL there; no row of this run went in",
+    ),
+    "half.json": ('{"n": 1, "seen": "2026-01-01T00:00:00", "value": 80}\n{"n":', r"half.json: .*Malformed records"),
+    "no.parquet": ("hello", r"no.parquet: .*is not a Parquet file"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_spark_can_t_read_is_told_in_one_line_and_nothing_goes_in(spark: Any, name: str, tmp_path: Path) -> None:
+    text, told = BAD[name]
+    (tmp_path / name).write_text(text)
+    with tidegate.open(make_app()) as engine:
+        with pytest.raises(DataError, match=told) as caught:
+            backfill(engine, spark, "vitals", [tmp_path / name], order_by=["seen"], size=1)
+        assert "\n" not in str(caught.value)
+        assert engine.position("backfill:vitals") is None
+
+
+def test_columns_of_a_csv_file_go_by_their_names(spark: Any, tmp_path: Path) -> None:
+    """In whatever order they stand, and whatever else there is; several files have to agree."""
+    (tmp_path / "one.csv").write_text("ward,value,n,seen\nw,80,1,2026-01-01 00:00:00\n")
+    (tmp_path / "other.csv").write_text("ward,n,value,seen\nw,2,90,2026-01-01 00:00:01\n")
+    with tidegate.open(make_app()) as engine:
+        backfill(engine, spark, "vitals", [tmp_path / "one.csv"], order_by=["seen"])
+        with pytest.raises(DataError, match=r"CSV header does not conform to the schema"):
+            backfill(engine, spark, "vitals", sorted(tmp_path.iterdir()), order_by=["seen"], source="both")
+        assert state(engine) == {"seen": [(1, 1)], "fits": []}
 
 
 def logged(directory: Path) -> int:

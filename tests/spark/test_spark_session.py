@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import textwrap
@@ -13,7 +14,7 @@ import pytest
 
 from tidegate.errors import SparkUnavailable
 from tidegate.streams.spark import java
-from tidegate.streams.spark.session import Spark, SparkSettings, shared_spark, spark_session
+from tidegate.streams.spark.session import Spark, SparkSettings, check_answers, shared_spark, spark_session
 
 
 def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -100,6 +101,17 @@ def test_there_is_one_session_however_often_it_is_asked_for(spark: Any) -> None:
 def test_another_master_is_refused_while_there_is_a_session(spark: Any) -> None:
     with pytest.raises(SparkUnavailable, match=r"there can be only one; stop that one first"):
         Spark("spark://127.0.0.1:1").session()
+
+
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1:1", "127.0.0.1:1,127.0.0.1:2", "127.0.0.1:port", "no-such-host.invalid:7077"]
+)
+def test_a_master_that_does_not_answer_is_told_of(address: str) -> None:
+    with pytest.raises(SparkUnavailable, match=r"no Spark master answers at spark://.*is it running, and is that"):
+        check_answers(f"spark://{address}", 0.1)
+    check_answers("local[2]")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        check_answers(f"spark://127.0.0.1:1,127.0.0.1:{server.getsockname()[1]}")
 
 
 def test_workers_have_the_modules_and_the_settings_of_this_process(spark: Any) -> None:

@@ -1,0 +1,25 @@
+"""Why something failed on Spark, in one line: what it says itself is pages long, and the cause is somewhere in the middle."""
+
+from __future__ import annotations
+
+import re
+
+RAISED = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt)\b")
+THROWN = re.compile(r"^(?:: |Caused by: )?[\w.$]+(?:Exception|Error): +(.+)$", re.MULTILINE)
+CODES = re.compile(r"^\[[A-Z_.0-9]+\] *|\s*SQLSTATE: \w+$")
+
+
+def reason_of(error: BaseException) -> str:
+    """Of an exception in a Python worker that exception, of one in the JVM what caused it, and what caused that."""
+    text = str(error)
+    raised = [line.strip() for line in text.splitlines() if RAISED.match(line)]
+    if not raised:
+        thrown = THROWN.findall(text) or text.strip().splitlines()[:1] or [type(error).__name__]
+        return ": ".join(dict.fromkeys(CODES.sub("", message).rstrip(" .") for message in thrown))
+    found = raised[-1]
+    if "No module named" in found:
+        found += (
+            "; Spark's Python workers lack that module: install there what this process has, put it on their PYTHONPATH, or "
+            "name the right Python with PYSPARK_PYTHON before the session starts"
+        )
+    return found
