@@ -14,8 +14,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from tidegate.streams.spark.masters import slots_of
 from tidegate.streams.spark.reasons import reason_of
-from tidegate.streams.spark.session import Spark, shared_spark, slots_of
+from tidegate.streams.spark.session import Spark, shared_spark
 from tidegate.streams.spark.workers import workers_like_here
 from tidegate.streams.windows.local import HERE, LocalBackend, Way
 from tidegate.streams.windows.processes import Reply, packed, unpacked

@@ -16,7 +16,6 @@ import logging
 import os
 import re
 import shutil
-import socket
 import sys
 import tempfile
 import threading
@@ -30,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 from tidegate.clock import SystemClock
 from tidegate.errors import SparkUnavailable
 from tidegate.streams.spark.java import find_java
+from tidegate.streams.spark.masters import check_answers, cores, slots_of
 from tidegate.streams.spark.reasons import reason_of
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("tidegate.spark")
 
 MASTER = re.compile(r"local(\[.+\])?|local-cluster\[.+\]|yarn|(spark|k8s)://.+")
-ANSWERS_WITHIN_S = 10.0  # a master, which may have been started just now
 RETRIES = 4  # attempts at a task before its job fails; local[n] alone would have one
 
 # as many threads as here: libraries that add up in another grouping give other last bits
@@ -98,21 +97,6 @@ SESSION = {
     ),
     "spark.sql.streaming.pollingDelay": "1ms",
 }
-
-
-def cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def slots_of(master: str) -> int:
-    """How many tasks a local master runs at the same time; of a cluster that is known only when it has started.
-
-    >>> slots_of("local"), slots_of("local[3]"), slots_of("local[8,4]")
-    (1, 3, 8)
-    """
-    inside = master[6:-1].partition(",")[0] if master.startswith("local[") else ""
-    return int(inside) if inside.isdigit() else 1 if master == "local" else cores()
 
 
 def worker_environment() -> dict[str, str]:
@@ -265,37 +249,6 @@ def _check(given: Any, master: str | None) -> None:
             f"{master!r} is no master URL of Spark; it is local, local[2], local[*], spark://host:7077, yarn or k8s://…",
             master=master,
         )
-
-
-def check_answers(master: str, within_s: float = ANSWERS_WITHIN_S) -> None:
-    """Does a standalone master answer, or begin to? Spark itself takes a minute to find out, and does not say so."""
-    found = re.fullmatch(r"spark://(.+)", master)
-    if found is None:
-        return
-    clock, pause = SystemClock(), threading.Event()
-    until = clock.monotonic() + within_s
-    while True:
-        tried = [_silence(address, within_s) for address in found[1].split(",")]
-        if None in tried:
-            return
-        if clock.monotonic() >= until:
-            break
-        pause.wait(0.2)
-    raise SparkUnavailable(
-        f"no Spark master answers at {master}, tried for {within_s:g} s ({'; '.join(map(str, tried))}); is it running, and is that "
-        f"its host and port? It tells its address when it starts (spark://host:7077)",
-        master=master,
-    )
-
-
-def _silence(address: str, timeout_s: float) -> str | None:
-    """Why nobody answers there; None: somebody does."""
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout_s or None).close()
-    except (OSError, ValueError) as error:
-        return f"{address}: {error}"
-    return None
 
 
 def import_path() -> list[str]:

@@ -14,7 +14,8 @@ import pytest
 
 from tidegate.errors import SparkUnavailable
 from tidegate.streams.spark import java
-from tidegate.streams.spark.session import Spark, SparkSettings, check_answers, shared_spark, spark_session
+from tidegate.streams.spark.masters import check_answers
+from tidegate.streams.spark.session import Spark, SparkSettings, shared_spark, spark_session
 
 
 def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
