@@ -131,6 +131,8 @@ class LookAhead:
                     group, mine = self.groups[step], False
                 if mine:
                     self._go_on()
+                    if not group.steps:  # nothing to evaluate, for this batch or for those behind it
+                        continue
             if mine:
                 self._evaluate(group)
             else:
@@ -163,27 +165,33 @@ class LookAhead:
         chain.follow(shadow)
         return True
 
-    def _gathered(self, steps: list[Step]) -> Group | None:
-        """A group of these steps and of those of pending batches, in order. The lock is held."""
-        wanted = self.depth.of(len(steps) + len(self.pending))
+    def _gathered(self, steps: list[Step]) -> Group:
+        """A group of these steps and of those of pending batches, in order. The lock is held.
+
+        A batch that makes no window fire is ready as it is: it is not in the group, and does not count.
+        """
+        limit, wanted = self.depth.limit, self.depth.of(len(steps) + len(self.pending))
         mine = {step.coming.key for step in steps}
+        asking = sum(step.asks for step in steps)
         passed: set[Any] = set()
         vain = 0
-        for coming in list(islice(self.pending.values(), wanted + PASSED)):
+        for coming in list(islice(self.pending.values(), limit + PASSED)):
             key = coming.key
-            if len(steps) >= wanted or vain >= PASSED:
+            if asking >= wanted or len(steps) >= limit or vain >= PASSED:
                 break
             if coming.alone or key in passed or not (key in mine or self._foreseeable(key)):
                 passed.add(key)
                 vain += 1
             elif self._foresee(coming, steps):
                 mine.add(key)
+                asking += steps[-1].asks
             else:
                 passed.add(key)
-        if not steps:
-            return None
-        group = Group(steps)
-        self.groups.update(dict.fromkeys(steps, group))
+        for step in steps:
+            step.ready = not step.asks
+        self.foreseen += len(steps) - asking
+        group = Group([step for step in steps if step.asks])
+        self.groups.update(dict.fromkeys(group.steps, group))
         return group
 
     def _foreseeable(self, key: Any) -> bool:
@@ -194,7 +202,7 @@ class LookAhead:
             chain.follow(self.opened())
         if chain is None or chain.shadow is None:
             return False
-        return not self.plan.by_pane or not chain.steps or chain.steps[-1].ready
+        return not self.plan.by_pane or all(step.ready for step in chain.steps)
 
     def _foresee(self, coming: Coming, steps: list[Step]) -> bool:
         try:
@@ -244,7 +252,7 @@ class LookAhead:
         if not self.background or self.in_flight >= GROUPS or not self.pending:
             return
         group = self._gathered([])
-        if group is not None:
+        if group.steps:
             self.in_flight += 1
             _background_threads().submit(self._evaluate_behind, group)
 
@@ -326,7 +334,7 @@ class Ahead:
 
     def wanted(self, stream: str) -> int:
         """How many batches of this stream it is worth knowing in advance; 0: none."""
-        return max((2 * ahead.depth.now for ahead in self.by_stream.get(stream, ())), default=0)
+        return max((ahead.depth.soon for ahead in self.by_stream.get(stream, ())), default=0)
 
     def target_s(self, stream: str) -> float:
         """How long it is worth waiting for more of them."""

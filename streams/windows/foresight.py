@@ -59,8 +59,9 @@ class Step:
     ready: bool = False
 
     @property
-    def windows(self) -> int:
-        return len(self.whole) + len(self.labels)
+    def asks(self) -> bool:
+        """Is there anything to evaluate?"""
+        return bool(self.whole or self.panes or self.labels)
 
 
 class Recorder:
@@ -187,13 +188,14 @@ def _kept(part: Any) -> Any:
 
 
 ENOUGH_S = 1.0  # an evaluation this long makes the price of starting one small; longer ones keep transactions waiting
-GROWTH = 4
+GROWTH = 16  # times as many as before, at most; what few took, overhead and all, is more than many will
 
 
 class Depth:
     """How many batches to look ahead: as many as wait, so long as their evaluation takes no longer than ``target_s``.
 
-    It begins small, grows while there is time and something to gain, and comes down at once when there is none.
+    Counted are batches that make windows fire. It begins small, grows while there is time and something to gain, and comes
+    down at once when there is none.
     """
 
     def __init__(self, limit: int, target_s: float, first: int = 4) -> None:
@@ -202,13 +204,21 @@ class Depth:
         self.now = min(first, limit)
 
     def of(self, waiting: int) -> int:
-        return max(1, min(waiting, self.now))
+        """How many of those that wait: all that are allowed, or equal shares if it takes two evaluations."""
+        return max(
+            1, min(waiting, self.now) if waiting > 2 * self.now else -(-waiting // 2) if waiting > self.now else waiting
+        )
+
+    @property
+    def soon(self) -> int:
+        """How many it is worth knowing of: for two evaluations, also when the next ones may be larger."""
+        return 2 * min(self.limit, 4 * self.now)
 
     def took(self, batches: int, seconds: float) -> None:
         """So many batches were evaluated together in so many seconds."""
         fits = max(1, int(batches * self.target_s / max(seconds, 1e-9)))
         if fits < self.now and fits < batches:
             self.now = fits
-        elif batches >= self.now:
+        else:
             enough = int(batches * min(self.target_s / 2, ENOUGH_S) / max(seconds, 1e-9))
             self.now = min(self.limit, GROWTH * self.now, max(enough, self.now))

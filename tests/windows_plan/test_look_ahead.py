@@ -12,8 +12,13 @@ import pytest
 import tidegate
 from tidegate import windows as w
 from tidegate.errors import DeclarationError, TidegateError
+from tidegate.storage.schema import Column, Relation
+from tidegate.storage.types import column_type
+from tidegate.streams.windows import open_state
+from tidegate.streams.windows.ahead import LookAhead
 from tidegate.streams.windows.foresight import Depth
 from tidegate.streams.windows.functions import Extent
+from tidegate.streams.windows.plan import Plan
 from tidegate.testing import ManualClock
 
 Open = Callable[..., tidegate.Engine]
@@ -343,26 +348,78 @@ def test_without_such_windows_nothing_is_kept(open_engine: Open) -> None:
 
 
 def test_the_depth_follows_the_backlog_and_the_target() -> None:
-    depth = Depth(limit=64, target_s=1.0, first=4)
+    depth = Depth(limit=64, target_s=1.0, first=2)
     assert depth.of(1) == 1
-    assert depth.of(100) == 4
-    depth.took(2, 0.01)  # fewer were waiting than allowed: that says nothing about more
-    assert depth.now == 4
-    depth.took(4, 0.01)
-    assert depth.now == 16  # four times as many, at most
-    depth.took(16, 0.25)
-    assert depth.now == 32  # half a second, which is enough for the price of a job not to matter
-    depth.took(32, 0.8)  # 40 would be ready in time, but nothing would be gained
+    assert depth.of(100) == 2
+    depth.took(2, 1e-9)
+    assert depth.now == 32  # sixteen times as many, at most
+    depth.took(
+        1, 0.02
+    )  # also if few were waiting; 25 would take half a second, but 32 may be less than 32 times as much
     assert depth.now == 32
+    depth.took(1, 0.01)  # 50 are half a second, which is enough for the price of a job not to matter
+    assert depth.now == 50
+    depth.took(32, 0.8)  # 40 would be ready in time, but nothing would be gained
+    assert depth.now == 50
     depth.took(32, 3.2)  # more than three times too slow
     assert depth.now == 10
     depth.took(10, 1.1)
     assert depth.now == 9
-    for _ in range(10):
-        depth.took(depth.now, 0.001)
+    assert [depth.of(n) for n in (5, 9, 10, 18, 19)] == [5, 9, 5, 9, 9]  # what takes two evaluations is divided evenly
+    depth.took(9, 0.001)
     assert depth.now == 64
     depth.took(64, 1e9)
     assert depth.now == depth.of(50) == 1
+
+
+def looking_ahead(form: str) -> tuple[LookAhead, Any]:
+    """A look-ahead over windows of four rows that slide by two, and the state that it foresees."""
+    relation = Relation("points", (Column("k", column_type("INTEGER")), Column("x", column_type("BIGINT"))))
+    spec = tidegate.window("points", count=4, slide=2, compute=FORMS[form])
+    plan = Plan(spec, relation, timer=lambda: 0.0)
+    ahead = LookAhead(plan, lambda: open_state(spec, relation, plan), 64, background=False)
+    return ahead, ahead.attach((), open_state(spec, relation, plan))
+
+
+def test_batches_that_make_nothing_fire_are_ready_at_once_and_tell_nothing_about_cost() -> None:
+    ahead, state = looking_ahead("whole")
+    first = ahead.depth.now
+    single = [[(0, x)] for x in range(9)]
+    fired: list[Any] = []
+
+    def slide(batch: Any) -> None:
+        slid = state.slide(batch)
+        fired.extend(tuple(row)[-2:] for row in slid.results)
+        slid.commit()
+
+    for batch in single[:3]:
+        ahead.coming((), batch, 0)
+    slide(single[0])
+    assert [step.ready for step in ahead.chains[()].steps] == [True, True]
+    assert (ahead.evaluations, ahead.depth.now) == (0, first)
+    for batch in single[3:]:
+        ahead.coming((), batch, 0)
+    for batch in single[1:]:
+        slide(batch)
+    assert fired == [(4, 6), (4, 14), (4, 22)]
+    assert (ahead.used, ahead.foreseen, ahead.voided) == (9, 9, 0)
+
+
+def test_windows_of_panes_that_are_being_evaluated_are_not_foreseen_yet() -> None:
+    """Also if the batches behind those panes had nothing to evaluate."""
+    ahead, state = looking_ahead("decomposed")
+    batches = [[(0, 1), (0, 2)], [(0, 3)]]
+    for batch in batches:
+        ahead.coming((), batch, 0)
+    under_way = ahead._begin((), state._state, batches[0])
+    assert under_way is not None
+    assert len(under_way.steps) == 1
+    assert [step.ready for step in ahead.chains[()].steps] == [False, True]
+    batches.append([(0, 4)])
+    ahead.coming((), batches[2], 0)
+    assert ahead._gathered([]).steps == []
+    ahead._evaluate(under_way)
+    assert len(ahead._gathered([]).steps) == 1
 
 
 @pytest.mark.parametrize(
