@@ -47,6 +47,7 @@ class SparkBackend:
         self.takeovers = 0  # evaluations that this machine took over
         self._notes: list[str] = []
         self._warm = False
+        self._slots: int | None = None
         self._cold: str | None = None  # why its Python workers could not be had
         self._warming: threading.Thread | None = None
         self._preparing = threading.Lock()  # jobs begin in the order in which they come, the next one is ready by then
@@ -93,10 +94,10 @@ class SparkBackend:
 
     @property
     def slots(self) -> int:
-        """How many tasks can run at the same time, as far as that is known."""
-        if self.spark.ready:
-            return int(self.spark.session().sparkContext.defaultParallelism)
-        return slots_of(self.spark.settings.master or "local[*]")
+        """How many tasks can run at the same time, as far as that is known: a JVM that has died can't be asked again."""
+        if self._slots is None and self.spark.ready:
+            self._slots = int(self.spark.session().sparkContext.defaultParallelism)
+        return self._slots or slots_of(self.spark.settings.master or "local[*]")
 
     def start(self, way: str, workers: int) -> None:
         if way == SPARK:
@@ -157,6 +158,7 @@ class SparkBackend:
                 job = context.parallelize(range(2 * slots), 2 * slots).map(warm)
                 job.id()
             job.collect()
+            self._slots = int(context.defaultParallelism)  # of a cluster, now that all of it is there
             self._warm = True
         except Exception as error:
             self._cold = reason_of(error)

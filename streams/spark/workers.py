@@ -9,26 +9,28 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from tidegate.streams.spark.session import import_path, worker_environment
 
+_changing = threading.Lock()
+
 
 @contextmanager
 def workers_like_here(context: Any) -> Iterator[None]:
     """Jobs put together meanwhile run in workers with the settings of this process."""
     wanted = worker_environment()
-    if wanted.items() <= context.environment.items():  # a session of ours: all of its workers are like that
-        yield
-        return
-    before = context.environment, context.pythonExec
-    context.environment = {**before[0], **wanted}
-    if str(context.master).startswith("local"):
-        context.environment["PYTHONPATH"] = os.pathsep.join(import_path())
-        context.pythonExec = os.environ.get("PYSPARK_PYTHON", sys.executable)
-    try:
-        yield
-    finally:
-        context.environment, context.pythonExec = before
+    with _changing:
+        before = context.environment, context.pythonExec
+        if not wanted.items() <= before[0].items():  # else it is a session of ours: all of its workers are like that
+            context.environment = {**before[0], **wanted}
+            if str(context.master).startswith("local"):
+                context.environment["PYTHONPATH"] = os.pathsep.join(import_path())
+                context.pythonExec = os.environ.get("PYSPARK_PYTHON", sys.executable)
+        try:
+            yield
+        finally:
+            context.environment, context.pythonExec = before
