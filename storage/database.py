@@ -161,17 +161,18 @@ class Database:
         return sum(part.num_rows for delta in deltas.values() for part in delta if part is not None)
 
     def _in_turn(self, parts: Iterable[Changes]) -> Iterator[Changes]:
-        for part in parts:
+        for number, part in enumerate(parts):
+            if number:
+                self._let_others_run()
             yield part
-            self._let_others_run()
 
     def _forget(self, tables: Iterable[VersionedTable], lock: AbstractContextManager[Any]) -> None:
         """What is deleted in the base, too, need not be remembered."""
         for table in tables:
-            more = True
-            while more:
+            while True:
                 with lock:
-                    more = table.forget(PART)
+                    if not table.forget(PART):
+                        break
                 self._let_others_run()
 
     def _let_others_run(self) -> None:

@@ -18,6 +18,7 @@ RARER = 20
 _lock = threading.Lock()
 _open = 0  # engines that have asked for it
 _thresholds: tuple[tuple[int, int, int], tuple[int, int, int]] | None = None  # of the collector: before, and since
+_seen = (0, 0)  # full and short collections when a full one was last known of
 
 atexit.register(gc.unfreeze)  # an engine may still be open then: what it holds is to be taken apart in order
 
@@ -26,10 +27,12 @@ def tune() -> Callable[[], None]:
     """An engine opens. Returns what to call when it is closed; more than once does no harm."""
     global _open, _thresholds
     with _lock:
+        before = gc.get_threshold() if _thresholds is None else _thresholds[0]
+        _make_up_for(before)
         _open += 1
-        gc.freeze()
+        if _open == 1:
+            gc.freeze()
         if _thresholds is None:
-            before = gc.get_threshold()
             _thresholds = before, (before[0], before[1], before[2] * RARER)
             gc.set_threshold(*_thresholds[1])
     asked = [True]
@@ -40,6 +43,19 @@ def tune() -> Callable[[], None]:
             _restore()
 
     return untune
+
+
+def _make_up_for(thresholds: tuple[int, int, int]) -> None:
+    """Where a full collection would have come without us, have it now: freezing begins the collector's counts afresh, so in a
+    process that opens one engine after the other it would never come, and what is left of closed engines would stay.
+    """
+    global _seen
+    short, _, full = (generation["collections"] for generation in gc.get_stats())
+    if full != _seen[0]:
+        _seen = full, short
+    elif short - _seen[1] >= thresholds[1] * thresholds[2] and gc.isenabled():
+        gc.collect()
+        _seen = full + 1, short
 
 
 def _restore() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -48,6 +49,23 @@ def test_thresholds_that_someone_else_sets_meanwhile_stay() -> None:
     with tidegate.open(App("one")):
         gc.set_threshold(5_000, 20, 30)
     assert gc.get_threshold() == (5_000, 20, 30)
+
+
+@pytest.mark.parametrize("another", [False, True], ids=["alone", "beside-another"])
+def test_what_is_left_of_closed_engines_goes(another: bool) -> None:
+    """Freezing must not keep full collections from ever coming in a process that opens one engine after the other."""
+    beside = tidegate.open(App("beside")) if another else None
+    left: list[weakref.ref[tidegate.Engine]] = []
+    for _ in range(40):
+        engine = tidegate.open(App("one"))
+        left.append(weakref.ref(engine))
+        kept = [[] for _ in range(10_000)]  # type: ignore[var-annotated]  # work for short collections
+        engine.close()
+        del engine, kept
+    there = sum(ref() is not None for ref in left)
+    if beside is not None:
+        beside.close()
+    assert there < 30
 
 
 def test_a_process_with_rules_of_its_own_is_left_alone() -> None:
