@@ -132,7 +132,9 @@ def check_base_flips(merged: Path, tmp_path: Path, name: str, count: int) -> lis
         )
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"the process died at {len(done.stdout.splitlines())} of {paths}: {done.stderr}"
-        told = [json.loads(line) for line in done.stdout.splitlines() if line]  # an empty line came once; it is not known from whom
+        told = [
+            json.loads(line) for line in done.stdout.splitlines() if line
+        ]  # an empty one came once, nobody knows from whom
         assert len(told) == len(paths)
         reports += told
         for path in paths:
