@@ -299,11 +299,12 @@ class PostgresChanges:
                 connection.execute(sa.text(advance), {"at": position, "slot": self._slot})
 
     def drop(self) -> None:
-        """Remove slot and publication: the server keeps its log for them otherwise."""
+        """Close, and remove slot and publication: the server keeps its log for them otherwise."""
         quote = self._database.dialect.identifier_preparer.quote_identifier
         with self._database.begin() as connection:
             connection.execute(sa.text("SELECT pg_drop_replication_slot(:slot)"), {"slot": self._slot})
             connection.execute(sa.text(f"DROP PUBLICATION IF EXISTS {quote(self._publication)}"))
+        self.close()
 
     def _unreadable(self, error: SQLAlchemyError) -> SourceError:
         why = " ".join(str(getattr(error, "orig", None) or error).split()).rstrip(".")
