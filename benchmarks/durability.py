@@ -134,7 +134,7 @@ def _open_loop(engine: tidegate.Engine, rate: int, seconds: float) -> list[float
         while (ahead := due - time.perf_counter()) > 0:
             time.sleep(min(ahead, 0.0005))
         ticket = engine.push("hits", [(number % 1_000,)])
-        ticket.add_done_callback(lambda _, due=due: waits.append(time.perf_counter() - due))  # type: ignore[misc]
+        ticket.listen(lambda _, due=due: waits.append(time.perf_counter() - due))  # type: ignore[misc]
         tickets.append(ticket)
     for ticket in tickets:
         ticket.result()

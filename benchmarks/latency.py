@@ -104,7 +104,7 @@ def _open_loop(engine: Engine, cast: list[Vote], rate: float, patience_s: float)
         while (ahead := due - now()) > 0:
             time.sleep(min(ahead, 0.0005))
         ticket = engine.push("votes_in", [vote])
-        ticket.add_done_callback(lambda _, due=due: waits.append(now() - due))  # type: ignore[misc]
+        ticket.listen(lambda _, due=due: waits.append(now() - due))  # type: ignore[misc]
         sent += 1
         if now() - begin > patience_s:
             break
