@@ -80,9 +80,8 @@ class VersionedTable:
         self.overlay: Any = None  # the changes above the base as SQL reads them, kept by tidegate.storage.overlay
         self._load = load
         self._taken = 0  # the newest commit of which the merge has taken the changes
-        self._aside: dict[Key, Row | None] | None = (
-            None  # what the merge still has to read, where it was replaced since
-        )
+        # rows that a merge has yet to read and that were replaced since; it ends with None, on its own thread, without a lock
+        self._aside: dict[Key, Row | None] | None = None
         self._gone: list[Key] = []  # deleted, according to the merge
         self._evictions = 0
         self._evicting = threading.RLock()
@@ -200,8 +199,9 @@ class VersionedTable:
         ``keep_older``: some unfinished execution may still read what was there before; otherwise it is dropped at
         once, which is the whole of garbage collection for a serial run.
         """
-        if self._aside is not None:
-            self._set_aside(writes)
+        aside = self._aside  # looked at once: the merge may end it at any moment
+        if aside is not None:
+            self._set_aside(aside, writes)
         if len(writes) >= MANY and not keep_older and not self.chained:
             writes = self._commit_many(writes, position, commit)
         if keep_older or self.indexes:
@@ -307,12 +307,11 @@ class VersionedTable:
         self._taken = commit
         self._aside, self._gone = {}, []
 
-    def _set_aside(self, writes: Iterable[Key]) -> None:
+    def _set_aside(self, aside: dict[Key, Row | None], writes: Iterable[Key]) -> None:
         """These keys are about to change while a merge reads what they were."""
-        assert self._aside is not None
         for key in writes:
-            if key in self.merging and key not in self._aside:
-                self._aside[key] = self.rows[key][1]
+            if key in self.merging and key not in aside:
+                aside[key] = self.rows[key][1]
 
     def taken(self, size: int) -> Iterator[Changes]:
         """What the base lacks: the state of every changed key as of ``begin_merge``, ``size`` keys at a time.

@@ -151,8 +151,8 @@ class LogWriter:
                 self._write_out(sync=self._mode != "off")
             except LogFailed:
                 return  # whoever waits has been told
-            except Exception:  # a ticket's callback
-                log.exception("a callback of a ticket failed; the log goes on")
+            except Exception:
+                log.exception("telling what is on disk failed; the log goes on")
             if self.full is not None:
                 with self._changed:
                     self._changed.wait(0.1)

@@ -192,3 +192,18 @@ def test_an_index_finds_rows_by_any_version_kept() -> None:
     made.trim(())
     assert index.candidates(10) == ()
     assert index.candidates(20) == (1,)
+
+
+def test_a_merge_that_ends_in_the_middle_of_a_commit_is_no_harm() -> None:
+    """It ends without a lock: between a commit's look at what to put aside, and the putting."""
+    made = history(4)
+    made.begin_merge(1)
+
+    class Ends(dict[int, Any]):
+        def __iter__(self) -> Any:
+            list(made.taken(10))
+            return super().__iter__()
+
+    made.commit(Ends({1: made.schema.row(1, 5)}), 5, 2, keep_older=False)
+    made.merged()
+    assert seen(made, 6) == 5
