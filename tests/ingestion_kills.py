@@ -15,7 +15,7 @@ from ingesting import make_app
 import tidegate
 
 CHILD = Path(__file__).parent / "ingesting.py"
-POINTS = ("ingestion-before-push", "ingestion-before-committed", "log-before-sync")
+POINTS = ("ingestion-before-push", "ingestion-before-committed", "log-before-write")
 STEP = 60  # rows that come before every kill
 
 

@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 CRASH_POINTS = (
     "log-before-write",
-    "log-before-sync",
     "log-after-sync",
     "execution-before-commit",
     "execution-after-commit",

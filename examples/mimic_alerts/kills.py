@@ -41,7 +41,7 @@ IDENTITY = {
     "visit_outcomes": ("patient", "visit_at", "drug", "reason"),
 }
 POINTS = (
-    "log-before-sync",
+    "log-before-write",
     "log-after-sync",
     "execution-before-commit",
     "execution-after-commit",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -83,43 +84,90 @@ SHIM = """
 #include <dlfcn.h>
 #include <errno.h>
 #include <stdlib.h>
+#include <sys/types.h>
+#include <sys/uio.h>
 #include <unistd.h>
-static int left = -1;
+typedef ssize_t (*write_t)(int, const struct iovec *, int, off_t, int);
+static int done = 0;
+static int fails(void) {  /* from the SYNCS-th sync on, or only that one: FOR syncs */
+    int number = done++ - atoi(getenv("SYNCS"));
+    if (number < 0 || number >= atoi(getenv("FOR"))) return 0;
+    errno = atoi(getenv("ERRNO"));
+    return 1;
+}
 int fdatasync(int fd) {
-    if (left < 0) left = atoi(getenv("SYNCS"));
-    if (left == 0) { errno = EIO; return -1; }
-    left--;
-    return ((int (*)(int)) dlsym(RTLD_NEXT, "fdatasync"))(fd);
+    return fails() ? -1 : ((int (*)(int)) dlsym(RTLD_NEXT, "fdatasync"))(fd);
+}
+static ssize_t at_once(const char *name, int fd, const struct iovec *parts, int count, off_t offset, int flags) {
+    if (getenv("NO_DSYNC")) { errno = EOPNOTSUPP; return -1; }
+    ssize_t written = ((write_t) dlsym(RTLD_NEXT, name))(fd, parts, count, offset, flags);
+    return fails() ? -1 : written;  /* it may have been written */
+}
+ssize_t pwritev2(int fd, const struct iovec *parts, int count, off_t offset, int flags) {
+    return at_once("pwritev2", fd, parts, count, offset, flags);
+}
+ssize_t pwritev64v2(int fd, const struct iovec *parts, int count, off_t offset, int flags) {
+    return at_once("pwritev64v2", fd, parts, count, offset, flags);
 }
 """
 
 
-@pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc to build the shim with")
-@pytest.mark.parametrize("syncs", [12, 30])
-def test_the_systems_fdatasync_failing(syncs: int, tmp_path: Path) -> None:
-    (tmp_path / "shim.c").write_text(SHIM)
-    shim = tmp_path / "shim.so"
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", shim, tmp_path / "shim.c", "-ldl"], check=True)
+@pytest.fixture(scope="module")
+def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if shutil.which("gcc") is None:
+        pytest.skip("no gcc to build the shim with")
+    place = tmp_path_factory.mktemp("shim")
+    (place / "shim.c").write_text(SHIM)
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", place / "shim.so", place / "shim.c", "-ldl"], check=True)
+    return place / "shim.so"
+
+
+def push_with(shim: Path, path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Push up to 99 numbers with syncs of the system that fail; each is printed when it is acknowledged."""
     code = f"""
-import sys; sys.path.insert(0, {str(HERE)!r})
+import sys, time; sys.path.insert(0, {str(HERE)!r})
 import tidegate
 from recovering import make_numbers
-from tidegate.errors import LogFailed
-engine = tidegate.open(make_numbers(), {str(tmp_path / "db")!r}, merge_every_s=3600.0)
-try:
-    for number in range(1, 100):
+from tidegate.errors import DiskFull, LogFailed
+engine = tidegate.open(make_numbers(), {str(path)!r}, merge_every_s=3600.0)
+number = 1
+while number < 100:
+    try:
         engine.push("numbers", [(number,)], number).result()
         print(number, flush=True)
-except LogFailed:
-    sys.exit(7)
+        number += 1
+    except DiskFull:
+        time.sleep(0.02)
+    except LogFailed:
+        sys.exit(7)
+engine.close()
 """
-    environment = {**os.environ, "LD_PRELOAD": str(shim), "SYNCS": str(syncs)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    settings = {**os.environ, "LD_PRELOAD": str(shim), "FOR": "1000000", "ERRNO": str(errno.EIO), **environment}
+    return subprocess.run([sys.executable, "-c", code], env=settings, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("syncs", [12, 30])
+@pytest.mark.parametrize("ways", [{}, {"NO_DSYNC": "1"}], ids=["at once", "write, then sync"])
+def test_a_sync_of_the_system_that_fails(syncs: int, ways: dict[str, str], shim: Path, tmp_path: Path) -> None:
+    done = push_with(shim, tmp_path / "db", SYNCS=str(syncs), **ways)
     assert done.returncode == 7, done.stderr
     acknowledged = len(done.stdout.split())
     assert 0 < acknowledged < 99
     with tidegate.open(make_numbers(), tmp_path / "db") as engine:
         assert len(seen(engine)) >= acknowledged
+
+
+@pytest.mark.parametrize("syncs", [5, 12, 30])
+@pytest.mark.parametrize("ways", [{}, {"NO_DSYNC": "1"}], ids=["at once", "write, then sync"])
+def test_a_sync_that_finds_no_room_is_made_again_whole(
+    syncs: int, ways: dict[str, str], shim: Path, tmp_path: Path
+) -> None:
+    """What it was to sync is written once more in the same place, so that nothing is twice in the log."""
+    done = push_with(shim, tmp_path / "db", SYNCS=str(syncs), FOR="3", ERRNO=str(errno.ENOSPC), **ways)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [str(number) for number in range(1, 100)]
+    with tidegate.open(make_numbers(), tmp_path / "db") as engine:
+        assert len(seen(engine)) == 99
 
 
 # ---- disks that fill up

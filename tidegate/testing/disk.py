@@ -131,6 +131,11 @@ class SimulatedFile:
         files.lose(lost)
         return count
 
+    def write_synced(self, data: bytes | memoryview) -> int:
+        count = self.write(data)
+        self.sync()
+        return count
+
     def sync(self) -> None:
         files = self._files
         lost = files.operation()

@@ -20,6 +20,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from time import monotonic
 from typing import Literal
 
 from tidegate.crashpoints import crash_point
@@ -62,6 +63,7 @@ class LogWriter:
         self.full: OSError | None = None
         self.failed: Exception | None = None
         self._buffer = bytearray()
+        self._first: float | None = None  # when the first record in the buffer was appended
         self._guard = threading.RLock()  # of the buffer and the numbers above
         self._changed = threading.Condition(self._guard)
         self._syncing = threading.Lock()  # one writes and syncs at a time
@@ -91,7 +93,8 @@ class LogWriter:
         with self._guard:
             if self.failed is not None:
                 raise self._refusal()
-            if self.appended <= self.synced:
+            if self._first is None:
+                self._first = monotonic()
                 self._changed.notify()
             self._buffer += frame
             self.end += len(frame)
@@ -139,12 +142,19 @@ class LogWriter:
     # ---- writing and syncing
 
     def _loop(self) -> None:
+        """Write out a group when its first record is ``max_delay_s`` old.
+
+        While somebody is at work without a pause, a thread gets its turn in the interpreter every 5 ms at best. So nothing here
+        waits that need not: the call that writes and syncs is the only one of a group, and the next group is written straight
+        after it, being old enough by then.
+        """
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self.appended > self.synced or self._closed)
-                if self._closed:
-                    return
-                self._changed.wait(self._max_delay_s)
+                if self._first is not None and not self._closed:
+                    young = self._first + self._max_delay_s - monotonic()
+                    if young > 0:
+                        self._changed.wait(young)
                 if self._closed:
                     return
             try:
@@ -160,16 +170,10 @@ class LogWriter:
     def _write_out(self, sync: bool) -> None:
         """Write the buffer and sync it; then note in the log, unsynced, how far it is on disk."""
         with self._telling(), self._syncing:
-            if self._write():
-                with self._changed:
-                    written = self.end - len(self._buffer)
-                if sync and self.synced < written:
-                    crash_point("log-before-sync")
-                    self._sync_file()
-                    crash_point("log-after-sync")
-                self._advance(written, mark=sync)
-                if sync:
-                    self._write()
+            if self._write(sync):
+                self._advance(mark=sync)
+                if self.appended <= self.synced:
+                    self._write(sync=False)  # the mark; else it goes with the next group
                 if self._segment_end - self._segment_start > self._segment_bytes:
                     self._roll()
         self.on_synced(self.synced)
@@ -196,15 +200,19 @@ class LogWriter:
         self.failed = error
         return self._refusal()
 
-    def _write(self) -> bool:
-        """Move the buffer to the file; False when the disk is full (what was not written stays in the buffer)."""
+    def _write(self, sync: bool) -> bool:
+        """Move the buffer to the file, and to disk; False when that is full (what was not written stays in the buffer)."""
+        if self.failed is not None:
+            raise self._refusal()
         with self._changed:
             data, self._buffer = self._buffer, bytearray()
+            first, self._first = self._first, None
         rest = memoryview(data)
         crash_point("log-before-write")
         try:
+            write = self._file.write_synced if sync else self._file.write
             while rest:
-                count = self._file.write(rest)
+                count = write(rest)
                 self._segment_end += count
                 rest = rest[count:]
             self.full = None
@@ -212,17 +220,25 @@ class LogWriter:
             if error.errno not in NO_ROOM:
                 raise self._fail(error) from error
             self.full = error
+        else:
+            if data and sync:
+                self.syncs += 1
+            elif sync and self.synced < self.appended:
+                self._sync_file()  # a record slipped in where a mark was written
+            crash_point("log-after-sync")
         if rest:
             with self._changed:
                 self._buffer = bytearray(rest) + self._buffer
+                self._first = first
         return self.full is None
 
-    def _advance(self, written: int, mark: bool) -> None:
+    def _advance(self, mark: bool) -> None:
+        """What is in the file is on disk, or as good as that."""
         with self._changed:
-            news = written > self.synced
-            self.synced = written
+            news = self.synced < self.appended
+            self.synced = self._segment_end
             if mark and news:
-                frame = encode(Mark(written))
+                frame = encode(Mark(self.synced))
                 self._buffer += frame
                 self.end += len(frame)
 
@@ -248,9 +264,9 @@ class LogWriter:
         self._segment_end = self.synced = self.end
 
     def _roll(self) -> None:
-        with self._changed:
-            if self._buffer:
-                return  # records that belong to this segment are waiting; next time
+        with self._changed:  # nobody appends meanwhile: what is in the buffer belongs to this segment
+            if not self._write(sync=self._mode != "off"):
+                return
             self._sync_file()
             before = self._file
             try:
