@@ -96,13 +96,13 @@ def compare(make: Callable[[int], Subject], small: int, large: int, rounds: int)
 
 
 def votes(phones: int, batches: int) -> Subject:
-    """Each batch is a vote of the leaderboard, from one of so many phones; nobody leaves the contest."""
-    app = leaderboard(eliminate_every=None)
+    """Each batch is a vote of the leaderboard, from one of so many phones that have voted; nobody leaves the contest."""
+    app = leaderboard(eliminate_every=None, votes_per_phone=1_000_000)
 
-    @app.procedure(writes=["phones"])
+    @app.procedure(writes=["votes"])
     def know(txn: Transaction, first: int, last: int) -> None:
         for phone in range(first, last):
-            txn.insert("phones", (phone, -1_000_000))  # as many votes as this takes
+            txn.insert("votes", (-1 - phone, phone, phone % 25 + 1))
 
     engine = start(app)
     for first in range(0, phones, 100_000):

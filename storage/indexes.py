@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from operator import itemgetter
 from typing import Any, Final
 
@@ -23,8 +23,21 @@ def rows_of(version: Any) -> Iterator[Row | None]:
         version = version[2]
 
 
+class Aged(dict[Any, Any]):
+    """A dictionary that the garbage collector keeps among the old objects.
+
+    An exact ``dict`` of untracked tuples is untracked by a full collection and, with the next write, tracked again as a
+    young object: then every small collection would walk through the whole table.
+    """
+
+    __slots__ = ()
+
+
 class SecondaryIndex:
     """Index key → keys of the rows that have it in *any* version kept; readers check the version they see.
+
+    A key that is alone under its value is held as it is, several as a set: most values of many indexes have one row, and
+    a set takes 216 bytes and a place in every full garbage collection.
 
     Rows with a NULL in an indexed column are not in it: equality never finds them.
     """
@@ -36,7 +49,8 @@ class SecondaryIndex:
         places = [schema.index_of[name] for name in index.columns]
         self.places = tuple(places)
         self.columns_of: Callable[[Row], Any] = itemgetter(*places)  # the indexed value, NULL or not
-        self._keys: dict[Any, set[Key]] = {}
+        self.recognises = schema.recogniser(index.columns)  # is this an indexed value in its stored form?
+        self._keys: dict[Any, Any] = Aged()
         self._wide = len(places) > 1
 
     def value_of(self, row: Row) -> Any:
@@ -46,20 +60,29 @@ class SecondaryIndex:
 
     def add(self, row: Row, key: Key) -> None:
         value = self.columns_of(row)
-        if value is not None and not (self._wide and None in value):
-            keys = self._keys.get(value)
-            if keys is None:
-                self._keys[value] = {key}
-            else:
-                keys.add(key)
+        keys = self._keys.get(value)
+        if keys is None:
+            if value is not None and not (self._wide and None in value):
+                self._keys[value] = key
+        elif type(keys) is set:
+            keys.add(key)
+        elif keys != key:
+            self._keys[value] = {keys, key}
 
     def drop(self, row: Row, key: Key) -> None:
-        value = self.value_of(row)
-        keys = self._keys.get(value)
-        if keys is not None:
-            keys.discard(key)
-            if not keys:
-                del self._keys[value]
+        self.drop_all((self.columns_of(row),), (key,))
+
+    def drop_all(self, values: Iterable[Any], keys: Iterable[Key]) -> None:
+        """The rows with these keys no longer have these indexed values."""
+        held = self._keys
+        for value, key in zip(values, keys, strict=True):
+            having = held.get(value)
+            if type(having) is set:
+                having.discard(key)
+                if not having:
+                    del held[value]
+            elif having == key and having is not None:
+                del held[value]
 
     def replace(self, head: Version, row: Row | None, key: Key) -> None:
         """``row`` takes the place of all versions of ``key``."""
@@ -79,14 +102,15 @@ class SecondaryIndex:
             if old is not None and (row is None or self.value_of(old) != now):
                 self.drop(old, key)
 
-    def drop_all(self, keys_of: Mapping[Any, Iterable[Key]]) -> None:
-        """``drop`` for many rows: their keys by indexed value."""
-        for value, keys in keys_of.items():
-            held = self._keys.get(value)
-            if held is not None:
-                held.difference_update(keys)
-                if not held:
-                    del self._keys[value]
-
     def candidates(self, value: Any) -> tuple[Key, ...]:
-        return tuple(self._keys.get(value, ()))
+        keys = self._keys.get(value)
+        return tuple(keys) if type(keys) is set else () if keys is None else (keys,)
+
+    def count(self, value: Any) -> int:
+        """How many keys there are under ``value``."""
+        keys = self._keys.get(value)
+        return len(keys) if type(keys) is set else 0 if keys is None else 1
+
+    def entries(self) -> dict[Any, set[Key]]:
+        """All of it: the keys by indexed value."""
+        return {value: set(self.candidates(value)) for value in self._keys}

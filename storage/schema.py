@@ -6,7 +6,7 @@ import datetime as dt
 import keyword
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Any
 from uuid import UUID
@@ -249,6 +249,10 @@ class TableSchema(Relation):
             )
         return value
 
+    def recogniser(self, columns: Iterable[str]) -> Callable[[Any], bool]:
+        """A function that says whether a value of these columns (a tuple, if several) is in its stored form and not NULL."""
+        return _fast_recognise([replace(self.column(name), nullable=False) for name in columns])
+
     def partition_of(self, key: Key) -> tuple[Any, ...]:
         """The partition a key belongs to: the values of the ``partition_by`` columns."""
         return self._partition_of_key(key)
@@ -348,6 +352,16 @@ def _fast_conform_key(columns: Sequence[Column], slowly: Callable[[Key], Key]) -
     scope: dict[str, Any] = {**_SCOPE, "slowly": slowly}
     exec(source, scope)
     return scope["conform_key"]  # type: ignore[no-any-return]
+
+
+def _fast_recognise(columns: Sequence[Column]) -> Callable[[Any], bool]:
+    names = [f"v{i}" for i in range(len(columns))] if len(columns) > 1 else ["value"]
+    tests = [_recognised(column, name) for name, column in zip(names, columns, strict=True)]
+    taken_apart = f"    {', '.join(names)} = value\n" if len(columns) > 1 else ""
+    source = f"def recognise(value):\n{taken_apart}    return {' and '.join(tests)}\n"
+    scope: dict[str, Any] = {**_SCOPE}
+    exec(source, scope)
+    return scope["recognise"]  # type: ignore[no-any-return]
 
 
 def _fast_change(schema: TableSchema, names: Sequence[str]) -> Change:

@@ -21,14 +21,13 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from tidegate.errors import CorruptionError
 from tidegate.storage.codec import widened
-from tidegate.storage.indexes import TRIMMED, Position, SecondaryIndex, Version, rows_of
+from tidegate.storage.indexes import TRIMMED, Aged, Position, SecondaryIndex, Version, rows_of
 from tidegate.storage.schema import Key, Row, TableSchema
 
 BASE: Final[Position] = -1  # the position of a row that came from the base: below every execution
@@ -46,16 +45,6 @@ class Changes(NamedTuple):
     inserted: list[Row]
 
 
-class _Rows(dict[Key, Version]):
-    """A dictionary that the garbage collector keeps among the old objects.
-
-    An exact ``dict`` of untracked tuples is untracked by a full collection and, with the next write, tracked again as a
-    young object: then every small collection would walk through the whole table.
-    """
-
-    __slots__ = ()
-
-
 class VersionedTable:
     """One table: the newest committed row of every cached key, older versions while someone may read them.
 
@@ -68,13 +57,14 @@ class VersionedTable:
         self.name = schema.name
         self.row = schema.row  # the class in which users get rows
         self.key_of = schema.key_of
-        self.rows: dict[Key, Version] = _Rows()
+        self.rows: dict[Key, Version] = Aged()
         self.newest_held = self.rows.get  # the newest version of a key, if it is in memory
         self.complete = complete
         self.dirty: dict[Key, bool] = {}  # changed since the last merge -> the base has a row for it
         self.merging: dict[Key, bool] = {}  # the same, for changes that a merge is writing right now
         self.chained: set[Key] = set()  # keys with more than their newest version
         self.indexes = [SecondaryIndex(schema, index) for index in schema.indexes]
+        self.indexed = {index.columns: index for index in reversed(self.indexes)}
         self.guarded = bool(schema.checks) or any(index.unique for index in self.indexes)
         self.changes = 0  # grows with every commit: overlays built for SQL are reused while it stands still
         self.overlay: Any = None  # the changes above the base as SQL reads them, kept by tidegate.storage.overlay
@@ -84,7 +74,7 @@ class VersionedTable:
         self._aside: dict[Key, Row | None] | None = None
         self._gone: list[Key] = []  # deleted, according to the merge
         self._evictions = 0
-        self._evicting = threading.RLock()
+        self._placing = threading.RLock()
 
     # ---- reading
 
@@ -179,7 +169,7 @@ class VersionedTable:
         while True:
             evictions = self._evictions
             found = read()
-            with self._evicting:
+            with self._placing:
                 if self._evictions == evictions:
                     place(found)
                     return
@@ -202,6 +192,13 @@ class VersionedTable:
         aside = self._aside  # looked at once: the merge may end it at any moment
         if aside is not None:
             self._set_aside(aside, writes)
+        if self.indexes and not self.complete:
+            with self._placing:  # rows of the base come in meanwhile, on other threads, and into the indexes
+                self._commit(writes, position, commit, keep_older)
+        else:
+            self._commit(writes, position, commit, keep_older)
+
+    def _commit(self, writes: dict[Key, Row | None], position: Position, commit: int, keep_older: bool) -> None:
         if len(writes) >= MANY and not keep_older and not self.chained:
             writes = self._commit_many(writes, position, commit)
         if keep_older or self.indexes:
@@ -245,7 +242,9 @@ class VersionedTable:
         """
         rows, dirty, taken = self.rows, self.dirty, self._taken
         deleted = (position, None, TRIMMED, commit)
-        dropped = [(index, defaultdict[Any, list[Key]](list)) for index in self.indexes]
+        indexes = self.indexes
+        gone: list[Row] = []
+        gone_keys: list[Key] = []
         rest: dict[Key, Row | None] = {}
         for key, row in writes.items():
             head = rows.get(key)
@@ -254,16 +253,17 @@ class VersionedTable:
                 continue
             if head[3] <= taken and key not in dirty:
                 dirty[key] = True
-            for index, keys_of in dropped:
-                value = index.columns_of(head[1])
-                if row is None:
-                    keys_of[value].append(key)
-                elif index.columns_of(row) != value:
-                    keys_of[value].append(key)
-                    index.add(row, key)
-            rows[key] = deleted if row is None else (position, row[:], TRIMMED, commit)
-        for index, keys_of in dropped:
-            index.drop_all(keys_of)
+            if row is None:
+                if indexes:
+                    gone.append(head[1])
+                    gone_keys.append(key)
+                rows[key] = deleted
+                continue
+            for index in indexes:
+                index.replace(head, row, key)
+            rows[key] = (position, row[:], TRIMMED, commit)
+        for index in indexes:
+            index.drop_all(map(index.columns_of, gone), gone_keys)
         return rest
 
     # ---- garbage collection and merge
@@ -280,7 +280,11 @@ class VersionedTable:
         ``open_positions`` (ascending): positions of the unfinished executions with an intent on this table.
         ``open_commits``: commit numbers that readers of the committed state hold on to.
         """
-        for key in list(self.chained) if keys is None else [key for key in keys if key in self.chained]:
+        with self._placing:
+            self._trim(open_positions, open_commits, self.chained if keys is None else self.chained.intersection(keys))
+
+    def _trim(self, open_positions: Sequence[Position], open_commits: Sequence[int], keys: Iterable[Key]) -> None:
+        for key in list(keys):
             kept, longer = _kept(self.rows[key], open_positions, open_commits)
             if self.indexes:
                 self._drop_unkept(key, self.rows[key], kept)
@@ -387,7 +391,7 @@ class VersionedTable:
         spare = len(self.rows) - keep
         if spare <= 0 or self._load is None:
             return
-        with self._evicting:
+        with self._placing:
             self._evictions += 1
             self.complete = False
             for key in list(self.rows):

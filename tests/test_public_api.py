@@ -33,6 +33,7 @@ def test_every_public_name_is_documented() -> None:
     "name",
     [
         "abort",
+        "count",
         "delete",
         "delete_where",
         "emit",

@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from tidegate.clock import Clock
 from tidegate.config import Config
 from tidegate.crashpoints import crash_point
 from tidegate.dataflows.app import App
@@ -113,6 +114,7 @@ class Durability:
         merges: int,
         lock: threading.RLock,
         on_failed: Callable[[LogFailed], None],
+        clock: Clock,
     ) -> None:
         self.app = app
         self.directory = directory
@@ -125,7 +127,14 @@ class Durability:
         self._unacknowledged: deque[tuple[int, Ticket]] = deque()
         segment = Segment(FORMAT, app.name, app.recovery, code_hashes(app), stream_columns(app))
         self.writer = LogWriter(
-            directory.files, opened.end, segment, config.sync, config.max_delay_s, self._synced, self._failed
+            directory.files,
+            opened.end,
+            segment,
+            config.sync,
+            config.max_delay_s,
+            self._synced,
+            self._failed,
+            monotonic=clock.monotonic,
         )
 
     # ---- acknowledging

@@ -140,7 +140,7 @@ def begin_log(engine: Engine, opened: Opened, merges: int) -> Durability:
         engine.executor.stop_waiting(lambda execution: error)
         engine.executor.ended.notify_all()
 
-    durable = Durability(engine.app, engine.config, engine.directory, opened, merges, engine.lock, stop)
+    durable = Durability(engine.app, engine.config, engine.directory, opened, merges, engine.lock, stop, engine.clock)
     for record in engine.recovery.unlogged:
         durable.append(record)
     return durable

@@ -77,9 +77,9 @@ def right_state(votes: list[Vote]) -> State:
 
 TABLES = (
     "CREATE TABLE contestants (id INTEGER PRIMARY KEY, total BIGINT NOT NULL, trending BIGINT NOT NULL)",
-    "CREATE TABLE phones (phone BIGINT PRIMARY KEY, used INTEGER NOT NULL)",
     "CREATE TABLE votes (id BIGINT PRIMARY KEY, phone BIGINT NOT NULL, contestant INTEGER NOT NULL)",
     "CREATE INDEX votes_by_contestant ON votes (contestant)",
+    "CREATE INDEX votes_by_phone ON votes (phone)",
     "CREATE TABLE recent (number BIGINT PRIMARY KEY, contestant INTEGER NOT NULL)",
     "CREATE TABLE contest (id INTEGER PRIMARY KEY, valid BIGINT NOT NULL)",
     "INSERT INTO contest VALUES (1, 0)",
@@ -92,12 +92,7 @@ def cast_vote(query: Query, vote: Vote) -> None:
     number, phone, contestant = vote
     if not query("SELECT total FROM contestants WHERE id = ?", contestant):
         return
-    used = query("SELECT used FROM phones WHERE phone = ?", phone)
-    if not used:
-        query("INSERT INTO phones VALUES (?, 1)", phone)
-    elif used[0][0] < VOTES_PER_PHONE:
-        query("UPDATE phones SET used = used + 1 WHERE phone = ?", phone)
-    else:
+    if query("SELECT count(*) FROM votes WHERE phone = ?", phone)[0][0] >= VOTES_PER_PHONE:
         return
     query("INSERT INTO votes VALUES (?, ?, ?)", number, phone, contestant)
     query("UPDATE contest SET valid = valid + 1 WHERE id = 1")
@@ -117,8 +112,6 @@ def _eliminate(query: Query) -> None:
     if len(standing) <= 1:
         return
     weakest = standing[0][0]
-    for (phone,) in query("SELECT phone FROM votes WHERE contestant = ?", weakest):
-        query("UPDATE phones SET used = used - 1 WHERE phone = ?", phone)
     query("DELETE FROM votes WHERE contestant = ?", weakest)
     query("DELETE FROM contestants WHERE id = ?", weakest)
 
@@ -127,6 +120,6 @@ def sql_state(query: Query) -> State:
     return state_of(
         query("SELECT id, total FROM contestants"),
         query("SELECT id, trending FROM contestants"),
-        query("SELECT phone, used FROM phones"),
+        query("SELECT phone, count(*) FROM votes GROUP BY phone"),
         [number for (number,) in query("SELECT id FROM votes")],
     )

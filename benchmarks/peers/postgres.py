@@ -28,9 +28,8 @@ DECLARE
 BEGIN
     PERFORM 1 FROM contestants WHERE id = for_contestant;
     IF NOT FOUND THEN RETURN; END IF;
-    SELECT used INTO calls FROM phones WHERE phone = from_phone;
+    SELECT count(*) INTO calls FROM votes WHERE phone = from_phone;
     IF calls >= {VOTES_PER_PHONE} THEN RETURN; END IF;
-    INSERT INTO phones VALUES (from_phone, 1) ON CONFLICT (phone) DO UPDATE SET used = phones.used + 1;
     INSERT INTO votes VALUES (vote_id, from_phone, for_contestant);
     UPDATE contest SET valid = valid + 1 WHERE id = 1 RETURNING valid INTO counted;
     INSERT INTO recent VALUES (counted, for_contestant);
@@ -39,9 +38,6 @@ BEGIN
     IF FOUND THEN UPDATE contestants SET trending = trending - 1 WHERE id = former; END IF;
     IF counted % {EVERY} = 0 AND (SELECT count(*) FROM contestants) > 1 THEN
         SELECT id INTO weakest FROM contestants ORDER BY total, id LIMIT 1;
-        UPDATE phones SET used = used - lost.n
-        FROM (SELECT phone, count(*) AS n FROM votes WHERE contestant = weakest GROUP BY phone) AS lost
-        WHERE phones.phone = lost.phone;
         DELETE FROM votes WHERE contestant = weakest;
         DELETE FROM contestants WHERE id = weakest;
     END IF;

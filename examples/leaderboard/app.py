@@ -3,7 +3,7 @@
     votes ──▶ vote ──▶ valid_votes ──▶ generate_leaderboard ──▶ milestones ──▶ delete_contestant ──▶ eliminated
               └────────────────────── one nested transaction per vote ──────────────────────────┘
 
-A vote counts if its contestant is known and still in, and the phone has cast fewer than ten that still count. The
+A vote counts if its contestant is known and still in, and fewer than ten votes of its phone are stored. The
 leaderboard is each contestant's total and a trending count over the last 100 valid votes. When a contestant leaves, its
 votes go too: they no longer count against the phones that cast them.
 """
@@ -19,14 +19,16 @@ VOTES_PER_PHONE = 10
 TRENDING = 100
 
 
-def leaderboard(contestants: int = 25, eliminate_every: int | None = 1_000) -> App:
+def leaderboard(
+    contestants: int = 25, eliminate_every: int | None = 1_000, votes_per_phone: int = VOTES_PER_PHONE
+) -> App:
     """The app, for a contest of this size; ``eliminate_every=None``: nobody leaves."""
     app = App("leaderboard")
     app.table("""CREATE TABLE contestants (id INTEGER PRIMARY KEY, name VARCHAR NOT NULL,
                                            total BIGINT NOT NULL DEFAULT 0, trending BIGINT NOT NULL DEFAULT 0)""")
-    app.table("CREATE TABLE phones (phone BIGINT PRIMARY KEY, used INTEGER NOT NULL)")
     app.table("""CREATE TABLE votes (id BIGINT PRIMARY KEY, phone BIGINT NOT NULL, contestant INTEGER NOT NULL);
-                 CREATE INDEX votes_by_contestant ON votes (contestant)""")
+                 CREATE INDEX votes_by_contestant ON votes (contestant);
+                 CREATE INDEX votes_by_phone ON votes (phone)""")
     app.table("CREATE TABLE contest (id INTEGER PRIMARY KEY, valid_votes BIGINT NOT NULL)")
 
     app.stream("votes_in", "id BIGINT NOT NULL, phone BIGINT NOT NULL, contestant INTEGER NOT NULL", border=True)
@@ -40,20 +42,13 @@ def leaderboard(contestants: int = 25, eliminate_every: int | None = 1_000) -> A
         for number in range(1, contestants + 1):
             txn.insert("contestants", id=number, name=f"Contestant {number}")
 
-    @app.procedure(inputs="votes_in", outputs="valid_votes", reads=["contestants"], writes=["phones", "votes"])
+    @app.procedure(inputs="votes_in", outputs="valid_votes", reads=["contestants"], writes=["votes"])
     def vote(txn: Transaction, votes_in: Batch) -> None:
         for cast in votes_in:
-            if txn.get("contestants", cast.contestant) is None:
-                continue
-            phone = txn.get("phones", cast.phone)
-            if phone is None:
-                txn.insert("phones", (cast.phone, 1))
-            elif phone.used < VOTES_PER_PHONE:
-                txn.update("phones", cast.phone, used=phone.used + 1)
-            else:
-                continue
-            txn.insert("votes", cast)
-            txn.emit("valid_votes", [cast])
+            contestant = txn.get("contestants", cast.contestant)
+            if contestant is not None and txn.count("votes", phone=cast.phone) < votes_per_phone:
+                txn.insert("votes", cast)
+                txn.emit("valid_votes", [cast])
 
     @app.procedure(
         inputs="valid_votes",
@@ -76,14 +71,13 @@ def leaderboard(contestants: int = 25, eliminate_every: int | None = 1_000) -> A
         if eliminate_every is not None and after // eliminate_every > before // eliminate_every:
             txn.emit("milestones", valid_votes=after)
 
-    @app.procedure(inputs="milestones", outputs="eliminated", writes=["contestants", "votes", "phones"])
+    @app.procedure(inputs="milestones", outputs="eliminated", writes=["contestants", "votes"])
     def delete_contestant(txn: Transaction, milestones: Batch) -> None:
         standing = txn.scan("contestants")
         if len(standing) <= 1:
             return
         weakest = min(standing, key=lambda contestant: (contestant.total, contestant.id))
-        lost = txn.delete_where("votes", contestant=weakest.id)
-        txn.update_each("phones", [vote.phone for vote in lost], used=lambda phone: phone.used - 1)
+        txn.delete_where("votes", contestant=weakest.id)
         txn.delete("contestants", weakest.id)
         txn.emit("eliminated", contestant=weakest.id, total=weakest.total, valid_votes=milestones[0].valid_votes)
 

@@ -62,7 +62,7 @@ def end_without_power_loss(files: SimulatedFiles, start: int, log: list[Called],
     else:
         log.append(Called(len(log), 0, "p", ["not synced"], {}))
         writer.append(log[-1])
-        writer._write()
+        writer._write(sync=False)
         stop(writer)
 
 

@@ -44,6 +44,7 @@ def test_random_apps_have_everything_in_them():
         "get",
         "scan",
         "find",
+        "count",
         "upsert",
         "insert",
         "delete",

@@ -221,7 +221,7 @@ def _random_access(rng: random.Random, tables: list[str], keyed: bool) -> tuple[
     return tuple(found)
 
 
-READS = ("get", "get", "scan", "find")
+READS = ("get", "get", "scan", "find", "count")
 WRITES = ("upsert", "upsert", "insert", "try_insert", "update", "delete", "add", "delete_where", "update_each")
 FLOW = ("chance", "now", "abort", "raise", "flaky", "break")
 
@@ -314,6 +314,9 @@ class Work:
     def do_find(self, op: Op) -> None:
         self.fold([tuple(row) for row in self.txn.scan(op.table, tag=self.number % TAGS)])
 
+    def do_count(self, op: Op) -> None:
+        self.fold(self.txn.count(op.table, tag=self.number % TAGS))
+
     def do_upsert(self, op: Op) -> None:
         self.txn.upsert(op.table, self.row_of(op.table))
 
@@ -340,7 +343,7 @@ class Work:
         self.fold(self.txn.delete(op.table, self.key_of(op.table)))
 
     def do_delete_where(self, op: Op) -> None:
-        self.fold([tuple(row) for row in self.txn.delete_where(op.table, tag=self.number % TAGS)])
+        self.fold(self.txn.delete_where(op.table, tag=self.number % TAGS))
 
     def do_update_each(self, op: Op) -> None:
         """As ``add``, for a few keys, perhaps one of them twice."""

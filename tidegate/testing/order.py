@@ -146,8 +146,8 @@ def leftovers(engine: Engine) -> Iterator[str]:
             for key, version in table.rows.items():
                 if version[1] is not None and index.value_of(version[1]) is not None:
                     fresh.setdefault(index.value_of(version[1]), set()).add(key)
-            if fresh != index._keys:
-                yield f"index {index.name} of {table.name} holds {index._keys}, its rows are {fresh}"
+            if fresh != index.entries():
+                yield f"index {index.name} of {table.name} holds {index.entries()}, its rows are {fresh}"
 
 
 def check_order(

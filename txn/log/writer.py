@@ -20,7 +20,6 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from time import monotonic
 from typing import Literal
 
 from tidegate.crashpoints import crash_point
@@ -48,12 +47,14 @@ class LogWriter:
         on_synced: Callable[[int], None] = lambda lsn: None,
         on_failed: Callable[[LogFailed], None] = lambda error: None,
         segment_bytes: int = SEGMENT_BYTES,
+        monotonic: Callable[[], float] = lambda: 0.0,  # where time stands still, every group takes its whole delay
     ) -> None:
         self._files = files
         self._segment = encode(segment)
         self._mode = sync
         self._max_delay_s = max_delay_s
         self._segment_bytes = segment_bytes
+        self._monotonic = monotonic
         self.on_synced = on_synced
         self.on_failed = on_failed
         self.end = start  # LSN after the last appended record
@@ -94,7 +95,7 @@ class LogWriter:
             if self.failed is not None:
                 raise self._refusal()
             if self._first is None:
-                self._first = monotonic()
+                self._first = self._monotonic()
                 self._changed.notify()
             self._buffer += frame
             self.end += len(frame)
@@ -152,7 +153,7 @@ class LogWriter:
             with self._changed:
                 self._changed.wait_for(lambda: self.appended > self.synced or self._closed)
                 if self._first is not None and not self._closed:
-                    young = self._first + self._max_delay_s - monotonic()
+                    young = self._first + self._max_delay_s - self._monotonic()
                     if young > 0:
                         self._changed.wait(young)
                 if self._closed:

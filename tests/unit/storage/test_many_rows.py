@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from stores import Store
 
-from tidegate.errors import AccessError, ConstraintError, DataError
+from tidegate.errors import AccessError, ConstraintError, DataError, TidegateError
 from tidegate.storage import versions
 from tidegate.storage.access import Access
 from tidegate.storage.view import View
@@ -53,8 +53,7 @@ def one_by_one(view: View, operation: tuple[Any, ...]) -> Any:
     kind, *asked = operation
     if kind == "delete_where":
         rows = view.scan("t", **asked[0])
-        assert [view.delete("t", row.k) for row in rows] == [True] * len(rows)
-        return rows
+        return sum(view.delete("t", row.k) for row in rows)
     made = []
     for key in asked[0]:
         row = view.get("t", key)
@@ -62,6 +61,13 @@ def one_by_one(view: View, operation: tuple[Any, ...]) -> Any:
             changes = {name: value(row) if callable(value) else value for name, value in CHANGES[asked[1]].items()}
             made.append(view.update("t", key, **changes))
     return made
+
+
+def check_counts(view: View) -> None:
+    """Rows are counted as they are found, whether by index or not."""
+    for tag in (None, 0, 1, 2, 3):
+        for equals in ({}, {"tag": tag}, {"v": tag}, {"tag": tag, "v": 7}, {"v": 7, "tag": tag}):
+            assert view.count("t", **equals) == len(view.scan("t", **equals))
 
 
 def run(store: Store, transactions: list[Any], many: Callable[[View, tuple[Any, ...]], Any]) -> list[Any]:
@@ -77,13 +83,15 @@ def run(store: Store, transactions: list[Any], many: Callable[[View, tuple[Any, 
             else:
                 told.append(many(view, (kind, *asked)))
         told += [list(view.writes.get("t", {}).items()), view.scan("t", tag=1), view.scan("t")]
+        check_counts(view)
         if end != "abort":
             store.commit(view, keep_older=end == "keep")
         if end == "merge":
             store.merge()
         table = store.database.tables["t"]
         told += [store.view().scan("t", tag=tag) for tag in range(3)]
-        told += [sorted(table.dirty.items()), *[index._keys for index in table.indexes], list(table.rows.items())]
+        check_counts(store.view())
+        told += [sorted(table.dirty.items()), *[index.entries() for index in table.indexes], list(table.rows.items())]
     return told
 
 
@@ -108,6 +116,40 @@ def test_many_rows_end_up_as_one_by_one(ddl: str, transactions: list[Any], monke
     assert found[2] == found[0]
 
 
+# ---- counting
+
+
+def test_counting_by_index_does_not_look_at_rows(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    view = store.view()
+    monkeypatch.setattr(View, "_where", lambda *_: pytest.fail("rows were looked at"))
+    assert [view.count("t", tag=tag) for tag in (0, 1, 2, 3)] == [14, 13, 13, 0]
+
+
+def test_counting_refuses_what_scanning_refuses(store: Store) -> None:
+    view = store.view()
+    for equals, told in (
+        ({"tag": True}, "t.tag"),
+        ({"tag": "one"}, "t.tag"),
+        ({"nope": 1}, "nope"),
+        ({"tag": []}, "t.tag"),
+    ):
+        with pytest.raises(TidegateError, match=told):
+            view.count("t", **equals)
+        with pytest.raises(TidegateError, match=told):
+            view.scan("t", **equals)
+    with pytest.raises(AccessError, match="nothing_like_it"):
+        view.count("nothing_like_it")
+
+
+def test_an_older_reader_counts_what_it_sees(store: Store) -> None:
+    older, newer = store.view(), store.view()
+    newer.delete_where("t", tag=1)
+    newer.insert("t", (100, 0, 2))
+    store.commit(newer, keep_older=True)
+    assert [older.count("t", tag=tag) for tag in (1, 2)] == [13, 13]
+    assert [store.view().count("t", tag=tag) for tag in (1, 2)] == [0, 14]
+
+
 # ---- deleting
 
 
@@ -122,10 +164,10 @@ def store() -> Iterator[Store]:
     made.close()
 
 
-def test_deleted_rows_come_back_in_key_order_as_named_rows(store: Store, many: int) -> None:
+def test_deleted_rows_are_gone(store: Store, many: int) -> None:
     view = store.view()
-    gone = view.delete_where("t", tag=2)
-    assert [row.k for row in gone] == list(range(2, 40, 3))
+    assert view.delete_where("t", tag=2) == 13
+    assert list(view.writes["t"]) == list(range(2, 40, 3))
     assert view.scan("t", tag=2) == []
     store.commit(view)
     assert store.view().scan("t", tag=2) == []
@@ -137,14 +179,15 @@ def test_own_writes_are_found_and_deleted_too(store: Store) -> None:
     view = store.view()
     view.insert("t", (100, 0, 2))
     view.update("t", 2, tag=0)
-    assert [row.k for row in view.delete_where("t", tag=2)] == [*range(5, 40, 3), 100]
-    assert [row.k for row in view.delete_where("t")] == [k for k in range(40) if k % 3 != 2 or k == 2]
-    assert view.delete_where("t") == []
+    assert view.delete_where("t", tag=2) == len([*range(5, 40, 3), 100])
+    assert [row.k for row in view.scan("t")] == [k for k in range(40) if k % 3 != 2 or k == 2]
+    assert view.delete_where("t") == 28
+    assert view.delete_where("t") == 0
 
 
 def test_what_finds_nothing_writes_nothing(store: Store) -> None:
     view = store.view()
-    assert view.delete_where("t", tag=9) == []
+    assert view.delete_where("t", tag=9) == 0
     assert view.update_each("t", [100, 101], v=1) == []
     assert view.writes == {}
 
@@ -168,7 +211,8 @@ def test_a_partition_deletes_and_changes_its_own_rows_only() -> None:
     with pytest.raises(AccessError, match="works on partition"):
         mine.update_each("t", [(1, 1), (2, 1)], v=5)
     assert mine.scan("t") == [(1, 1, 1), (1, 2, 2)]
-    assert len(mine.delete_where("t")) == 2
+    assert mine.count("t") == 2
+    assert mine.delete_where("t") == 2
     store.commit(mine)
     assert store.rows("t") == [(2, 1, 0)]
     store.close()

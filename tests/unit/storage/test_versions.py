@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from itertools import islice
 from typing import Any
@@ -207,3 +208,56 @@ def test_a_merge_that_ends_in_the_middle_of_a_commit_is_no_harm() -> None:
     made.commit(Ends({1: made.schema.row(1, 5)}), 5, 2, keep_older=False)
     made.merged()
     assert seen(made, 6) == 5
+
+
+@pytest.mark.parametrize("change", ["insert", "delete", "trim"])
+def test_a_row_that_is_read_in_while_another_changes_is_found_by_the_index(change: str) -> None:
+    """The index has nothing, or one key, under a value; two threads are about to change that at once."""
+    store = Store("CREATE TABLE t (k INTEGER PRIMARY KEY, tag INTEGER); CREATE INDEX by_tag ON t (tag)", cached_rows=2)
+    view = store.view()
+    for k in range(20):
+        view.insert("t", (k, 7 if k == 0 else k + 100))
+    store.commit(view)
+    store.merge()
+    table = store.database.tables["t"]
+    index = table.indexes[0]
+    assert not table.complete
+    if change != "insert":
+        old = store.view()
+        old.upsert("t", (50, 7))
+        store.commit(old, keep_older=change == "trim")
+        if change == "trim":
+            newer = store.view()
+            newer.update("t", 50, tag=8)
+            store.commit(newer, keep_older=True)
+    for key in list(table.rows):
+        if key == 0:
+            del table.rows[key]  # as if it had been evicted
+            index.drop((0, 7), 0)
+    reached, go = threading.Event(), threading.Event()
+
+    class Slow(dict[Any, Any]):
+        def get(self, value: Any, default: Any = None) -> Any:
+            found = super().get(value, default)
+            if threading.current_thread() is reader:
+                reached.set()
+                go.wait(0.3)
+            return found
+
+    index._keys = Slow(index._keys)
+    reader = threading.Thread(target=lambda: table.fetch([0]))
+    reader.start()
+    assert reached.wait(10)
+    if change == "trim":
+        table.trim(())
+    else:
+        writing = store.view()
+        if change == "insert":
+            writing.insert("t", (60, 7))
+        else:
+            writing.delete("t", 50)
+        store.commit(writing)
+    go.set()
+    reader.join()
+    assert index.candidates(7) == ((0,) if change != "insert" else (0, 60))
+    store.close()
