@@ -21,9 +21,9 @@ from tidegate.storage.schema import TableSchema
 from tidegate.streams.batch import Batch
 from tidegate.streams.border import Sequence
 from tidegate.streams.windows.declared import Declared
+from tidegate.txn.execution import Execution
 from tidegate.txn.executors import Context
 from tidegate.txn.positions import sequence_of
-from tidegate.txn.scheduler import Execution
 from tidegate.txn.ticket import Ticket
 
 if TYPE_CHECKING:

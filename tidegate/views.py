@@ -25,9 +25,9 @@ from tidegate.storage.view import View
 from tidegate.streams.batch import Batch
 from tidegate.streams.windows import WindowState
 from tidegate.streams.windows.join_state import JoinState
+from tidegate.txn.execution import Execution, Why
 from tidegate.txn.log.record import from_us
 from tidegate.txn.positions import describe
-from tidegate.txn.scheduler import Execution, Why
 
 if TYPE_CHECKING:
     from tidegate.engine import Engine

@@ -16,11 +16,12 @@ from tidegate.crashpoints import crash_point
 from tidegate.errors import Aborted, ProcedureFailed, StillWaiting, TidegateError
 from tidegate.storage.database import Readers
 from tidegate.streams.batch import Batch
+from tidegate.txn.execution import Execution
 from tidegate.txn.log.record import to_us
 from tidegate.txn.positions import RANK_BITS, Position, position
 from tidegate.txn.program import UnitProgram
 from tidegate.txn.runtime import Runtime, interrupted
-from tidegate.txn.scheduler import Execution, Scheduler
+from tidegate.txn.scheduler import Scheduler
 from tidegate.txn.teller import Teller
 from tidegate.txn.ticket import Ticket
 from tidegate.txn.transaction import Transaction

@@ -16,6 +16,7 @@ Pure data structures: values in, decisions out.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple, Protocol
 
@@ -52,16 +53,19 @@ class LockTable(Protocol):
 
 
 class _Intents:
-    """Unfinished intents of one sort (reads or writes) by table and by partition, each in ascending order."""
+    """Unfinished intents of one sort (reads or writes) by table and by partition, each in ascending order.
+
+    An ``OrderedDict`` knows its first entry, however many have left in front of it; a ``dict`` has to look for it.
+    """
 
     def __init__(self) -> None:
         self._any: dict[str, dict[Position, int]] = {}  # table -> position -> number of items of that table
         self._exact: dict[Item, dict[Position, None]] = {}
 
     def add(self, at: Position, item: Item) -> None:
-        counts = self._any.setdefault(item.table, {})
+        counts = self._any.setdefault(item.table, OrderedDict())
         counts[at] = counts.get(at, 0) + 1
-        self._exact.setdefault(item, {})[at] = None
+        self._exact.setdefault(item, OrderedDict())[at] = None
 
     def drop(self, at: Position, item: Item) -> None:
         counts = self._any[item.table]

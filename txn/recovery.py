@@ -27,13 +27,14 @@ from tidegate.errors import Aborted, CorruptionError, DeadlineExceeded, Procedur
 from tidegate.storage.codec import RowCodec, from_json
 from tidegate.streams.batch import Batch
 from tidegate.streams.border import Border
+from tidegate.txn.execution import State
 from tidegate.txn.executors import Executor, SerialExecutor, inline_transaction
 from tidegate.txn.log.record import Any_, Called, Delivered, Executed, Fed, Pushed, Resumed, Subscribed, from_us, to_us
 from tidegate.txn.outcomes import Repeats, Report, Unlogged, differs
 from tidegate.txn.positions import Position, describe, position, sequence_of
 from tidegate.txn.program import UnitProgram
 from tidegate.txn.runtime import Runtime
-from tidegate.txn.scheduler import Scheduler, State
+from tidegate.txn.scheduler import Scheduler
 from tidegate.txn.teller import Teller
 from tidegate.txn.ticket import Ticket
 from tidegate.txn.transaction import Transaction

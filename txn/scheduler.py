@@ -6,6 +6,9 @@ that turn out not to start are withdrawn. ``next`` hands out an execution that m
 ``halt`` say what became of it. Whoever drives it (a loop, worker threads, a seeded simulation) decides nothing about
 order.
 
+What is in order and mostly leaves from the front is in an ``OrderedDict``: a ``dict`` looks for its first entry behind all
+that have left.
+
     admit ──▶ WAITING ──▶ READY ──▶ RUNNING ──▶ FINISHED
                  │  ▲                │   ▲
                  │  └── resume ──┐   ▼   │ its batch arrives
@@ -16,124 +19,15 @@ order.
 from __future__ import annotations
 
 import heapq
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from enum import Enum
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from tidegate.dataflows.graph import Graph, Unit
 from tidegate.streams.batch import Batch
+from tidegate.txn.execution import READY, Execution, Inputs, Partial, Reason, State, Why
 from tidegate.txn.locks import Item, LockTable, LowWaterMarks
-from tidegate.txn.positions import Position, describe, position, rank_of, sequence_of
-
-Inputs = dict[str, Batch | None]  # by stream; None: its batch has no rows
-
-
-class State(Enum):
-    WAITING = "waiting"
-    READY = "ready"
-    RUNNING = "running"
-    SUSPENDED = "suspended"
-    PARKED = "parked"
-    FINISHED = "finished"
-    WITHDRAWN = "withdrawn"
-
-
-TRANSITIONS: dict[State, frozenset[State]] = {
-    State.WAITING: frozenset({State.READY, State.WITHDRAWN, State.PARKED}),
-    State.READY: frozenset({State.RUNNING, State.PARKED}),
-    State.RUNNING: frozenset({State.FINISHED, State.SUSPENDED, State.PARKED}),
-    State.SUSPENDED: frozenset({State.READY}),
-    State.PARKED: frozenset({State.WAITING, State.WITHDRAWN}),
-    State.FINISHED: frozenset(),
-    State.WITHDRAWN: frozenset(),
-}
-
-
-class Why(Enum):
-    READY = "ready"
-    INPUT = "input"
-    ORDER = "order"
-    LOCK = "lock"
-    HALTED = "halted"
-
-
-@dataclass(frozen=True, slots=True)
-class Reason:
-    """Why an execution may run, or what it waits for. Feeds the scheduler, error texts and ``tidegate.locks`` alike."""
-
-    why: Why
-    stream: str | None = None
-    item: Item | None = None
-    behind: Position | None = None
-
-    def __str__(self) -> str:
-        behind = "" if self.behind is None else f" behind position {describe(self.behind)}"
-        match self.why:
-            case Why.READY:
-                return "ready"
-            case Why.INPUT:
-                return f"waits for its batch on stream {self.stream}"
-            case Why.ORDER:
-                return f"waits for its turn{behind}"
-            case Why.LOCK:
-                return f"waits for the lock on {self.item}{behind}"
-            case Why.HALTED:
-                return f"is put aside: its dataflow is halted in front of position {describe(self.behind or 0)}"
-
-
-READY = Reason(Why.READY)
-
-
-@dataclass(eq=False, slots=True)
-class Execution:
-    """One unit (a procedure or a nested transaction) on one batch, or one call of an OLTP procedure.
-
-    ``entry``: the sequence number it was admitted with; it stays when a halted dataflow moves the position. ``context``
-    belongs to whoever runs it; the scheduler does not look inside.
-    """
-
-    unit: Unit
-    position: Position
-    key: Any
-    batch_id: int | None
-    reads: tuple[Item, ...]
-    writes: tuple[Item, ...]
-    inputs: Inputs
-    missing: set[str]
-    entry: int
-    state: State = State.WAITING
-    reason: Reason = READY
-    started: bool = False
-    context: Any = None
-
-    def become(self, state: State) -> None:
-        assert state in TRANSITIONS[self.state], f"{self} can't go from {self.state} to {state}"
-        self.state = state
-
-    @property
-    def in_vain(self) -> bool:
-        """Will it never start? A batch it needs has no rows; an either-unit has none of those that might have come."""
-        if self.unit.either:
-            return not self.missing and all(batch is None for batch in self.inputs.values())
-        return None in self.inputs.values()
-
-    def __lt__(self, other: Execution) -> bool:
-        return self.position < other.position
-
-    def __str__(self) -> str:
-        key = "" if self.key is None else f" key {self.key!r}"
-        batch = "" if self.batch_id is None else f" on batch {self.batch_id}{key}"
-        return f"{self.unit.name}{batch} at position {describe(self.position)}"
-
-
-@dataclass(slots=True)
-class Partial:
-    """A unit with several border ancestors for one batch-id: what has arrived so far."""
-
-    arrived: set[str] = field(default_factory=set)
-    inputs: Inputs = field(default_factory=dict)
+from tidegate.txn.positions import Position, position, rank_of, sequence_of
 
 
 class Scheduler:
@@ -142,10 +36,11 @@ class Scheduler:
     def __init__(self, graph: Graph, locks: LockTable | None = None) -> None:
         self.graph = graph
         self.locks: LockTable = locks if locks is not None else LowWaterMarks()
-        self.live: dict[Position, Execution] = {}  # unfinished, with lock intents; ascending
+        self.live: dict[Position, Execution] = OrderedDict()  # unfinished, with lock intents; ascending
         self.parked: dict[Position, Execution] = {}
         self.withdrawn: list[Execution] = []  # will never start; the driver takes them from here
         self.halted: dict[str, Execution] = {}  # dataflow -> the execution it stopped in front of
+        self._suspended: dict[Position, Execution] = {}  # open, each waits for a batch on an awaited stream
         self._ready: list[tuple[Position, Execution]] = []  # a heap; what was taken out of turn stays in it for a while
         self._stale = 0  # how many of its entries are of that kind
         self._blocked: dict[Position, list[Execution]] = {}  # lock holder -> executions waiting for it
@@ -232,7 +127,7 @@ class Scheduler:
 
     def _enter(self, execution: Execution) -> None:
         if execution.batch_id is not None:
-            self._queues.setdefault((execution.unit.name, execution.key), {})[execution] = None
+            self._queues.setdefault((execution.unit.name, execution.key), OrderedDict())[execution] = None
         if execution.unit.dataflow in self.halted:
             self._park(execution)
         else:
@@ -311,6 +206,7 @@ class Scheduler:
         """It is open and waits for its batch on an awaited border stream; its locks stay."""
         execution.become(State.SUSPENDED)
         execution.reason = Reason(Why.INPUT, stream=stream)
+        self._suspended[execution.position] = execution
         if execution.inputs.get(stream) is not None:
             self._wake_suspended(execution)
 
@@ -327,6 +223,7 @@ class Scheduler:
     def _wake_suspended(self, execution: Execution) -> None:
         execution.become(State.READY)
         execution.reason = READY
+        del self._suspended[execution.position]
         heapq.heappush(self._ready, (execution.position, execution))
 
     def awaiting(self, stream: str, key: Any) -> Execution | None:
@@ -336,8 +233,9 @@ class Scheduler:
                 return execution
         return None
 
-    def suspended(self) -> Iterator[Execution]:
-        return (execution for execution in list(self.live.values()) if execution.state is State.SUSPENDED)
+    def suspended(self) -> list[Execution]:
+        """What is open and waits for a batch on an awaited stream, in position order."""
+        return sorted(self._suspended.values())
 
     def _deliver(self, producer: Execution, stream: str, batch: Batch | None) -> None:
         for unit in self.graph.consumers.get(stream, ()):

@@ -11,9 +11,10 @@ from typing import Any
 from tidegate.clock import Clock
 from tidegate.errors import CorruptionError, TidegateError, text_of
 from tidegate.streams.batch import Batch
+from tidegate.txn.execution import Execution
 from tidegate.txn.executors import Executor, Journal, still_waiting
 from tidegate.txn.runtime import Runtime
-from tidegate.txn.scheduler import Execution, Scheduler
+from tidegate.txn.scheduler import Scheduler
 from tidegate.txn.ticket import Ticket
 
 log = logging.getLogger("tidegate")
@@ -83,7 +84,7 @@ class ThreadExecutor(Executor):
             self._work.notify_all()
 
     def _any_deadline(self) -> bool:
-        return next(self.scheduler.suspended(), None) is not None
+        return bool(self.scheduler.suspended())
 
     def step(self) -> bool:
         return False

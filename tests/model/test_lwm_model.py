@@ -16,8 +16,9 @@ from tidegate.dataflows.app import App
 from tidegate.simulation.run import world
 from tidegate.storage.versions import VersionedTable
 from tidegate.streams.batch import Batch
+from tidegate.txn.execution import Execution
 from tidegate.txn.locks import LowWaterMarks, TwoPhaseLocks
-from tidegate.txn.scheduler import Execution, Scheduler
+from tidegate.txn.scheduler import Scheduler
 
 TABLES = ("plain", "named", "bounded")
 KEY = 1  # every table holds one row: tables are the items

@@ -16,8 +16,9 @@ from tidegate.simulation.run import make_case, modes, run_case, simulate_seed, w
 from tidegate.storage.versions import TRIMMED, VersionedTable
 from tidegate.testing import OrderViolation
 from tidegate.txn import locks
+from tidegate.txn.execution import READY, Reason, Why
 from tidegate.txn.locks import Block, LowWaterMarks
-from tidegate.txn.scheduler import READY, Reason, Scheduler, Why
+from tidegate.txn.scheduler import Scheduler
 
 CHUNK = 25
 

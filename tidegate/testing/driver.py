@@ -24,7 +24,7 @@ from tidegate.engine import Engine
 from tidegate.errors import BatchError, CorruptionError, ProcedureFailed, TidegateError
 from tidegate.testing.doubles import ManualClock
 from tidegate.testing.history import History
-from tidegate.txn.scheduler import Execution, State
+from tidegate.txn.execution import Execution, State
 from tidegate.txn.transaction import Transaction
 
 STUCK_AFTER_S = 20.0
@@ -330,7 +330,7 @@ class SeededDriver:
     def _expire(self) -> bool:
         """Let the deadlines of all open questions pass."""
         with self.engine.lock:
-            waiting = list(self.engine.scheduler.suspended())
+            waiting = self.engine.scheduler.suspended()
             deadlines = [self.engine.app.streams[str(e.reason.stream)].deadline_s or 0.0 for e in waiting]
             if not deadlines:
                 return False

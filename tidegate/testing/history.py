@@ -12,10 +12,10 @@ from tidegate.engine import Engine
 from tidegate.errors import Aborted, TidegateError
 from tidegate.journal import Journal
 from tidegate.streams.batch import Batch
+from tidegate.txn.execution import Execution
 from tidegate.txn.positions import Position
 from tidegate.txn.program import UnitProgram
 from tidegate.txn.runtime import Runtime
-from tidegate.txn.scheduler import Execution
 from tidegate.txn.ticket import Ticket
 
 Lane = tuple[str, Any]  # a stream, and the key of its batches

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -317,3 +318,23 @@ def test_sql_sees_the_batch_the_window_and_what_was_emitted(engine_of: Make) -> 
         ("out", [1, 6]),
         ("out again", [1, 6]),
     ]
+
+
+def test_a_push_and_an_end_do_not_look_at_everything_that_waits(counter: App) -> None:
+    """With thousands of batches waiting, that was most of what a transaction cost."""
+
+    class Unsearched(OrderedDict[Any, Any]):
+        def values(self) -> Any:
+            pytest.fail("everything that waits was looked at")
+
+        items = values
+
+    with tidegate.open(counter, executor="manual") as engine:
+        for _ in range(30):
+            engine.push("events", [("a", 1)])
+        engine.scheduler.live = Unsearched(engine.scheduler.live)
+        ticket = engine.push("events", [("a", 1)])
+        engine.run_until_idle()
+        assert ticket.done
+        engine.scheduler.live = {}
+        assert rows(engine, "SELECT n FROM totals") == [(31,)]

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from tidegate import App, Batch, partition
+from tidegate.txn.execution import TRANSITIONS, Execution, State, Why
 from tidegate.txn.locks import Item
 from tidegate.txn.positions import describe
-from tidegate.txn.scheduler import TRANSITIONS, Execution, Scheduler, State, Why
+from tidegate.txn.scheduler import Scheduler
 
 
 class Bench:

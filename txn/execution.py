@@ -1,0 +1,120 @@
+"""What the scheduler places in order: executions, the states they go through, and why one waits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from tidegate.dataflows.graph import Unit
+from tidegate.streams.batch import Batch
+from tidegate.txn.locks import Item
+from tidegate.txn.positions import Position, describe
+
+Inputs = dict[str, Batch | None]  # by stream; None: its batch has no rows
+
+
+class State(Enum):
+    WAITING = "waiting"
+    READY = "ready"
+    RUNNING = "running"
+    SUSPENDED = "suspended"
+    PARKED = "parked"
+    FINISHED = "finished"
+    WITHDRAWN = "withdrawn"
+
+
+TRANSITIONS: dict[State, frozenset[State]] = {
+    State.WAITING: frozenset({State.READY, State.WITHDRAWN, State.PARKED}),
+    State.READY: frozenset({State.RUNNING, State.PARKED}),
+    State.RUNNING: frozenset({State.FINISHED, State.SUSPENDED, State.PARKED}),
+    State.SUSPENDED: frozenset({State.READY}),
+    State.PARKED: frozenset({State.WAITING, State.WITHDRAWN}),
+    State.FINISHED: frozenset(),
+    State.WITHDRAWN: frozenset(),
+}
+
+
+class Why(Enum):
+    READY = "ready"
+    INPUT = "input"
+    ORDER = "order"
+    LOCK = "lock"
+    HALTED = "halted"
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why an execution may run, or what it waits for. Feeds the scheduler, error texts and ``tidegate.locks`` alike."""
+
+    why: Why
+    stream: str | None = None
+    item: Item | None = None
+    behind: Position | None = None
+
+    def __str__(self) -> str:
+        behind = "" if self.behind is None else f" behind position {describe(self.behind)}"
+        match self.why:
+            case Why.READY:
+                return "ready"
+            case Why.INPUT:
+                return f"waits for its batch on stream {self.stream}"
+            case Why.ORDER:
+                return f"waits for its turn{behind}"
+            case Why.LOCK:
+                return f"waits for the lock on {self.item}{behind}"
+            case Why.HALTED:
+                return f"is put aside: its dataflow is halted in front of position {describe(self.behind or 0)}"
+
+
+READY = Reason(Why.READY)
+
+
+@dataclass(eq=False, slots=True)
+class Execution:
+    """One unit (a procedure or a nested transaction) on one batch, or one call of an OLTP procedure.
+
+    ``entry``: the sequence number it was admitted with; it stays when a halted dataflow moves the position. ``context``
+    belongs to whoever runs it; the scheduler does not look inside.
+    """
+
+    unit: Unit
+    position: Position
+    key: Any
+    batch_id: int | None
+    reads: tuple[Item, ...]
+    writes: tuple[Item, ...]
+    inputs: Inputs
+    missing: set[str]
+    entry: int
+    state: State = State.WAITING
+    reason: Reason = READY
+    started: bool = False
+    context: Any = None
+
+    def become(self, state: State) -> None:
+        assert state in TRANSITIONS[self.state], f"{self} can't go from {self.state} to {state}"
+        self.state = state
+
+    @property
+    def in_vain(self) -> bool:
+        """Will it never start? A batch it needs has no rows; an either-unit has none of those that might have come."""
+        if self.unit.either:
+            return not self.missing and all(batch is None for batch in self.inputs.values())
+        return None in self.inputs.values()
+
+    def __lt__(self, other: Execution) -> bool:
+        return self.position < other.position
+
+    def __str__(self) -> str:
+        key = "" if self.key is None else f" key {self.key!r}"
+        batch = "" if self.batch_id is None else f" on batch {self.batch_id}{key}"
+        return f"{self.unit.name}{batch} at position {describe(self.position)}"
+
+
+@dataclass(slots=True)
+class Partial:
+    """A unit with several border ancestors for one batch-id: what has arrived so far."""
+
+    arrived: set[str] = field(default_factory=set)
+    inputs: Inputs = field(default_factory=dict)
