@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from operator import itemgetter
 from typing import Any, Final
 
@@ -70,11 +70,16 @@ class SecondaryIndex:
             self._keys[value] = {keys, key}
 
     def drop(self, row: Row, key: Key) -> None:
-        self.drop_all((self.columns_of(row),), (key,))
+        self.drop_all([self.columns_of(row)], [key])
 
-    def drop_all(self, values: Iterable[Any], keys: Iterable[Key]) -> None:
+    def drop_all(self, values: list[Any], keys: list[Key]) -> None:
         """The rows with these keys no longer have these indexed values."""
         held = self._keys
+        if len(values) > 1 and values.count(values[0]) == len(values) and type(having := held.get(values[0])) is set:
+            having.difference_update(keys)
+            if not having:
+                del held[values[0]]
+            return
         for value, key in zip(values, keys, strict=True):
             having = held.get(value)
             if type(having) is set:

@@ -122,6 +122,11 @@ class VersionedTable:
         wanted = frozenset(columns)
         return next((index for index in self.indexes if frozenset(index.columns) == wanted), None)
 
+    @property
+    def settled(self) -> bool:
+        """Is the newest version of every row in memory, and what everybody sees? An index then holds what is found, no more."""
+        return self.complete and not self.chained
+
     def overlay_keys(self) -> Iterator[Key]:
         """Keys whose visible row may differ from the base row: changed since the merge, or read in an old version."""
         yield from {**self.merging, **self.dirty, **dict.fromkeys(self.chained)}
@@ -263,7 +268,7 @@ class VersionedTable:
                 index.replace(head, row, key)
             rows[key] = (position, row[:], TRIMMED, commit)
         for index in indexes:
-            index.drop_all(map(index.columns_of, gone), gone_keys)
+            index.drop_all(list(map(index.columns_of, gone)), gone_keys)
         return rest
 
     # ---- garbage collection and merge

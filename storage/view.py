@@ -126,9 +126,8 @@ class View:
     def count(self, table: str, /, **equals: Any) -> int:
         """How many rows ``scan(table, **equals)`` gives. With an index on these columns it does not look at them."""
         access = self.access.get(table) or self.undeclared(table)
-        held = access.table
-        index = held.indexed.get(tuple(equals))
-        if index is not None and access.plain and held.complete and not held.chained and table not in self.writes:
+        index = access.table.indexed.get(tuple(equals))
+        if index is not None and access.plain and access.table.settled and table not in self.writes:
             value = next(iter(equals.values())) if len(equals) == 1 else tuple(equals.values())
             if index.recognises(value):
                 return index.count(value)
