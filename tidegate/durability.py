@@ -25,6 +25,7 @@ from tidegate.crashpoints import crash_point
 from tidegate.dataflows.app import App
 from tidegate.directory import KEPT_GENERATIONS, Directory
 from tidegate.errors import CorruptionError, DataError, DiskFull, LogDamaged, LogFailed, RecoveryRefused
+from tidegate.process import Turns
 from tidegate.storage.codec import from_json, to_json
 from tidegate.storage.database import Database
 from tidegate.storage.generations import copy_base, sync_base
@@ -115,6 +116,7 @@ class Durability:
         lock: threading.RLock,
         on_failed: Callable[[LogFailed], None],
         clock: Clock,
+        turns: Turns | None = None,
     ) -> None:
         self.app = app
         self.directory = directory
@@ -124,6 +126,7 @@ class Durability:
         self._generation_bytes = config.generation_bytes
         self._lock = lock
         self._on_failed = on_failed
+        self._turns = turns
         self._unacknowledged: deque[tuple[int, Ticket]] = deque()
         segment = Segment(FORMAT, app.name, app.recovery, code_hashes(app), stream_columns(app))
         self.writer = LogWriter(
@@ -158,6 +161,8 @@ class Durability:
         While more is appended, somebody pushes, and whoever pushes tells them (``acknowledge``). The thread of the log must
         not queue for the lock behind pushes that come one upon another, or the next group would wait with it.
         """
+        if self._turns is not None:
+            self._turns.step()
         if self._unacknowledged and self._lock.acquire(blocking=self.writer.appended <= lsn):
             try:
                 self._tell(lsn)
@@ -289,7 +294,11 @@ class Durability:
                 self.directory.files.remove(name)
 
     def close(self) -> None:
-        self.writer.close()
+        try:
+            self.writer.close()
+        finally:
+            if self._turns is not None:
+                self._turns.close()
 
 
 # ---- what the log must know of the app

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from tidegate.durability import Durability, Opened, check_segment
 from tidegate.errors import CorruptionError, LogFailed
+from tidegate.process import Turns
 from tidegate.storage.codec import RowCodec, from_json
 from tidegate.streams.batch import Batch
 from tidegate.txn.executors import SerialExecutor
@@ -140,7 +141,17 @@ def begin_log(engine: Engine, opened: Opened, merges: int) -> Durability:
         engine.executor.stop_waiting(lambda execution: error)
         engine.executor.ended.notify_all()
 
-    durable = Durability(engine.app, engine.config, engine.directory, opened, merges, engine.lock, stop, engine.clock)
+    durable = Durability(
+        engine.app,
+        engine.config,
+        engine.directory,
+        opened,
+        merges,
+        engine.lock,
+        stop,
+        engine.clock,
+        Turns(engine.teller) if engine.config.tune_process else None,
+    )
     for record in engine.recovery.unlogged:
         durable.append(record)
     return durable

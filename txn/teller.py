@@ -27,6 +27,7 @@ class Teller:
 
     def __init__(self, wait: Callable[[Ticket, float | None], None]) -> None:
         self.wait = wait
+        self.listened = False  # has somebody asked to hear of a ticket, since this was last looked at?
         self._guard = threading.Lock()
         self._caller: _Caller | None = None  # under the guard: one who is there takes what is put
 

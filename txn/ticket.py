@@ -62,6 +62,7 @@ class Ticket(msgspec.Struct, eq=False):
 
     def listen(self, listener: Callable[[Ticket], None]) -> None:
         """As ``add_done_callback``, but called at once, with the engine's lock held: only for passing the news on."""
+        self._teller.listened = True
         with _registering:
             self._listeners = [*(self._listeners or ()), listener]
         if self.done or self.stopped:  # looked at after registering: whoever finishes now sees the listener

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -81,3 +83,68 @@ def test_an_abandoned_engine_puts_it_back_too() -> None:
 def test_other_values_are_refused() -> None:
     with pytest.raises(TidegateError, match="tune_process must be True or False, got 'yes'"):
         tidegate.open(App("one"), tune_process="yes")
+
+
+@pytest.fixture
+def counter() -> App:
+    app = App("counter")
+    app.table("CREATE TABLE t (id BIGINT PRIMARY KEY)")
+    app.stream("events", "id BIGINT", border=True)
+
+    @app.procedure(inputs="events", writes=["t"])
+    def add(txn: tidegate.Transaction, events: tidegate.Batch) -> None:
+        for event in events:
+            txn.insert("t", event)
+
+    return app
+
+
+@pytest.fixture
+def usual_turns() -> Iterator[float]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(0.005)
+    yield 0.005
+    sys.setswitchinterval(before)
+
+
+def push(engine: tidegate.Engine, number: int, listen: bool) -> None:
+    ticket = engine.push("events", [(number,)])
+    if listen:
+        ticket.listen(lambda _: None)
+    ticket.result()
+
+
+def test_threads_take_turns_faster_while_somebody_listens(counter: App, usual_turns: float, tmp_path: Path) -> None:
+    with tidegate.open(counter, tmp_path / "one") as engine, tidegate.open(App("two"), tmp_path / "two"):
+        push(engine, 1, listen=False)
+        assert sys.getswitchinterval() == usual_turns
+        push(engine, 2, listen=True)
+        push(engine, 3, listen=True)
+        assert sys.getswitchinterval() == process.QUICK_S
+        push(engine, 4, listen=False)
+        push(engine, 5, listen=False)
+        assert sys.getswitchinterval() == usual_turns
+        push(engine, 6, listen=True)
+        push(engine, 7, listen=True)
+    assert sys.getswitchinterval() == usual_turns
+
+
+def test_turns_that_somebody_else_sets_stay(counter: App, usual_turns: float, tmp_path: Path) -> None:
+    with tidegate.open(counter, tmp_path / "one") as engine:
+        push(engine, 1, listen=True)
+        push(engine, 2, listen=True)
+        sys.setswitchinterval(0.003)
+    assert sys.getswitchinterval() == pytest.approx(0.003)
+    sys.setswitchinterval(0.0002)
+    with tidegate.open(counter, tmp_path / "two") as engine:
+        push(engine, 1, listen=True)
+        push(engine, 2, listen=True)
+        assert sys.getswitchinterval() == pytest.approx(0.0002)
+    assert sys.getswitchinterval() == pytest.approx(0.0002)
+
+
+def test_turns_are_left_alone_when_asked_to(counter: App, usual_turns: float, tmp_path: Path) -> None:
+    with tidegate.open(counter, tmp_path, tune_process=False) as engine:
+        push(engine, 1, listen=True)
+        push(engine, 2, listen=True)
+        assert sys.getswitchinterval() == usual_turns
