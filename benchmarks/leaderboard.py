@@ -43,7 +43,7 @@ def bench(
     executions; ``feed`` is the bulk path, ``push`` makes a ticket for every vote and waits for none.
 
     ``durable``: the headline is an engine with a directory and group commit, everything acknowledged at the end.
-    ``variants``: and other settings of such an engine. ``peers``: and other systems, on the same votes.
+    ``variants``: and other settings of such an engine. ``peers``: and other systems on the same votes, in turn with the headline.
     """
     cast = random_votes(votes, seed)
     seconds: dict[str, list[float]] = {"dicts": [], "feed": [], "push": []}
@@ -56,15 +56,16 @@ def bench(
         contest = Contest()
         seconds["dicts"].append(_timed(partial(contest.run, cast)))
         for name in list(seconds)[1:]:
-            with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as place:
-                settings = {"path": place} if name.startswith("durable") else {}
-                with start(leaderboard(), **settings) as engine:
-                    run = _feed if name.endswith("feed") else _push
-                    seconds[name].append(_timed(partial(run, engine, cast)))
-                    correct &= final_state(engine) == reference_state(contest)
+            taken, right = _once(name, cast, contest)
+            seconds[name].append(taken)
+            correct &= right
     executions = votes + contest.valid + contest.valid // 1_000
     per_vote = {name: statistics.median(times) / votes for name, times in seconds.items()}
     headline = "durable_feed" if durable else "feed"
+
+    def ours() -> float:
+        return votes / _once(headline, cast, contest)[0]
+
     return {
         "votes": votes,
         "valid_votes": contest.valid,
@@ -76,9 +77,18 @@ def bench(
         "overhead_us_per_execution": round((per_vote[headline] - per_vote["dicts"]) * votes / executions * 1e6, 2),
         "correct": correct,
         **({"variants": _variants(cast, contest, rounds, progress)} if variants else {}),
-        **({"peers": compare(peers, cast, min(rounds, 3), progress)} if peers else {}),
+        **({"peers": compare(peers, cast, rounds, progress, ours)} if peers else {}),
         **setting(),
     }
+
+
+def _once(name: str, cast: list[Vote], contest: Contest) -> tuple[float, bool]:
+    """The seconds that one run takes, and whether it comes to the right end."""
+    with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as place:
+        settings = {"path": place} if name.startswith("durable") else {}
+        with start(leaderboard(), **settings) as engine:
+            taken = _timed(partial(_feed if name.endswith("feed") else _push, engine, cast))
+            return taken, final_state(engine) == reference_state(contest)
 
 
 def _variants(cast: list[Vote], contest: Contest, rounds: int, progress: Progress) -> dict[str, dict[str, Any]]:

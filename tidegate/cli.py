@@ -75,7 +75,7 @@ def bench_leaderboard(
     with told.status("measuring") as status:
         facts = run(votes, rounds, durable=durable, variants=variants, peers=contenders, progress=status.update)
     if not as_json:
-        _print_peers(facts.pop("variants", {}), facts.pop("peers", {}), facts["votes_per_s"])
+        _print_peers(facts.pop("variants", {}), facts.pop("peers", {}))
     _print(facts, as_json)
 
 
@@ -420,7 +420,7 @@ def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _print_peers(variants: dict[str, Any], peers: dict[str, Any], ours: int) -> None:
+def _print_peers(variants: dict[str, Any], peers: dict[str, Any]) -> None:
     """Who makes how many votes a second, and what that is worth."""
     if variants:
         table = Table("tidegate, one push a vote", "votes/s", "correct", box=None)
@@ -433,7 +433,7 @@ def _print_peers(variants: dict[str, Any], peers: dict[str, Any], ours: int) -> 
             if "skipped" in found:
                 table.add_row(name, "-", "-", "[dim]skipped[/]")
                 continue
-            times = f"{ours / found['votes_per_s']:,.1f} ×"
+            times = f"{found['times']:,.1f} ×"
             table.add_row(name, f"{found['votes_per_s']:,}", times, "yes" if found["correct"] else "[red]no[/]")
         console.print(table)
         for name, found in peers.items():

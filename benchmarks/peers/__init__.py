@@ -25,25 +25,45 @@ def chosen(names: str) -> list[Peer]:
 
 
 def compare(
-    peers: Sequence[Peer], votes: list[Vote], rounds: int, progress: Callable[[str], None]
+    peers: Sequence[Peer],
+    votes: list[Vote],
+    rounds: int,
+    progress: Callable[[str], None],
+    ours: Callable[[], float] | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Medians of votes a second. One that can't run here says why under ``skipped``."""
+    """Medians of votes a second. One that can't run here says why under ``skipped``.
+
+    ``ours()``: our own votes a second, measured right before each round of a peer, because the machine's speed may change from
+    one minute to the next. ``times``: the median of how many times as fast we were.
+    """
     found: dict[str, dict[str, Any]] = {}
     for peer in peers:
         mine = votes[: peer.most]
         right = right_state(mine)
+        rates, beside = [], []
+        correct = True
         try:
-            finished = []
             for number in range(rounds):
                 progress(f"{peer.name}, round {number + 1} of {rounds}")
-                finished.append(peer.run(mine))
+                beside.append(ours() if ours is not None else 0.0)
+                finished = peer.run(mine)
+                rates.append(len(mine) / finished.seconds)
+                correct &= finished.state == right
         except Missing as missing:
             found[peer.name] = {"skipped": str(missing)}
             continue
         found[peer.name] = {
-            "votes_per_s": round(len(mine) / statistics.median(f.seconds for f in finished)),
-            "correct": all(f.state == right for f in finished),
+            "votes_per_s": round(statistics.median(rates)),
+            **({} if ours is None else _times(beside, rates)),
+            "correct": correct,
             "votes": len(mine),
             "guarantees": asdict(peer.guarantees),
         }
     return found
+
+
+def _times(ours: list[float], theirs: list[float]) -> dict[str, Any]:
+    return {
+        "times": round(statistics.median(a / b for a, b in zip(ours, theirs, strict=True)), 2),
+        "tidegate_beside_votes_per_s": round(statistics.median(ours)),
+    }
