@@ -5,9 +5,9 @@
 The address of a record (its LSN) is the offset of its frame in the log as one endless file; a segment's name is the
 LSN it begins at.
 
-A ``Mark`` says up to which LSN the log is known to be on disk. It is written after every sync, unsynced itself, so
-that a damaged record *below* some later mark can be told from a torn tail: the first was acknowledged and must be
-reported, the second was not and is cut.
+A ``Mark`` says up to which LSN the log is known to be on disk. It is written after every sync, unsynced itself (with the next
+group, if records wait for that), so that a damaged record *below* some later mark can be told from a torn tail: the first was
+acknowledged and must be reported, the second was not and is cut.
 """
 
 from __future__ import annotations

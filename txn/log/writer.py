@@ -1,7 +1,7 @@
 """Writing the log: records are buffered, written and synced together (group commit).
 
-    append(record) ─▶ buffer ─▶ write ─▶ sync ─▶ everything up to here is acknowledged
-                      └──────── many records at a time ────────┘
+    append(record) ─▶ buffer ─▶ write and sync ─▶ everything up to here is acknowledged
+                      └──────── many records at a time, with one call ────────┘
 
 ``sync="group"``: a background thread syncs at most ``max_delay_s`` after the first unsynced record; whoever waits for
 an acknowledgement makes it sync at once. ``"always"``: every append is synced before anything else happens.
