@@ -74,8 +74,9 @@ READY = Reason(Why.READY)
 class Execution:
     """One unit (a procedure or a nested transaction) on one batch, or one call of an OLTP procedure.
 
-    ``entry``: the sequence number it was admitted with; it stays when a halted dataflow moves the position. ``context``
-    belongs to whoever runs it; the scheduler does not look inside.
+    ``entry``: the sequence number it was admitted with; it stays when a halted dataflow moves the position. ``reason``: what it
+    was waiting for when it was last asked (``Scheduler.waiting`` asks again). ``until``: it waits for a lock, and is asked again
+    when this position has gone. ``context`` belongs to whoever runs it; the scheduler does not look inside.
     """
 
     unit: Unit
@@ -89,6 +90,7 @@ class Execution:
     entry: int
     state: State = State.WAITING
     reason: Reason = READY
+    until: Position | None = None
     started: bool = False
     context: Any = None
 

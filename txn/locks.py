@@ -16,7 +16,7 @@ Pure data structures: values in, decisions out.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple, Protocol
 
@@ -36,10 +36,14 @@ class Item(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Why a lock is not granted: ``item`` is written by the unfinished execution at ``behind``."""
+    """Why a lock is not granted: ``item`` is written by the unfinished execution at ``behind``, the first of those in front.
+
+    ``until``: the last of those in front. Before that one has gone, there is no need to ask again.
+    """
 
     item: Item
     behind: Position
+    until: Position
 
 
 class LockTable(Protocol):
@@ -53,36 +57,42 @@ class LockTable(Protocol):
 
 
 class _Intents:
-    """Unfinished intents of one sort (reads or writes) by table and by partition, each in ascending order.
-
-    An ``OrderedDict`` knows its first entry, however many have left in front of it; a ``dict`` has to look for it.
-    """
+    """Unfinished intents of one sort (reads or writes) by table and by partition, each in ascending order."""
 
     def __init__(self) -> None:
-        self._any: dict[str, dict[Position, int]] = {}  # table -> position -> number of items of that table
-        self._exact: dict[Item, dict[Position, None]] = {}
+        self._any: dict[str, list[Position]] = {}  # one for each item of the table
+        self._exact: dict[Item, list[Position]] = {}
 
     def add(self, at: Position, item: Item) -> None:
-        counts = self._any.setdefault(item.table, OrderedDict())
-        counts[at] = counts.get(at, 0) + 1
-        self._exact.setdefault(item, OrderedDict())[at] = None
+        insort(self._any.setdefault(item.table, []), at)
+        insort(self._exact.setdefault(item, []), at)
 
     def drop(self, at: Position, item: Item) -> None:
-        counts = self._any[item.table]
-        counts[at] -= 1
-        if not counts[at]:
-            del counts[at]
+        _remove(self._any[item.table], at)
         exact = self._exact[item]
-        del exact[at]
+        _remove(exact, at)
         if not exact:
             del self._exact[item]
 
+    def overlapping(self, item: Item) -> list[list[Position]]:
+        """The positions with an intent that overlaps ``item``, in one or two ascending lists that are not empty."""
+        if item.partition is None:
+            found = [self._any.get(item.table)]
+        else:
+            found = [self._exact.get(item), self._exact.get(Item(item.table))]
+        return [positions for positions in found if positions]
+
     def smallest(self, item: Item) -> Position | None:
         """The smallest position with an intent that overlaps ``item``."""
-        if item.partition is None:
-            return _first(self._any.get(item.table))
-        found = [_first(self._exact.get(item)), _first(self._exact.get(Item(item.table)))]
-        return min((at for at in found if at is not None), default=None)
+        return min((positions[0] for positions in self.overlapping(item)), default=None)
+
+    def block(self, at: Position, item: Item) -> Block | None:
+        """What is in front of ``at``."""
+        in_front = [positions for positions in self.overlapping(item) if positions[0] < at]
+        if not in_front:
+            return None
+        last = max(positions[bisect_left(positions, at) - 1] for positions in in_front)
+        return Block(item, min(positions[0] for positions in in_front), last)
 
     def items(self) -> Iterator[Item]:
         return iter(self._exact)
@@ -105,9 +115,9 @@ class LowWaterMarks:
     def blocker(self, at: Position, reads: Iterable[Item], writes: Iterable[Item]) -> Block | None:
         for items in (writes, reads):
             for item in items:
-                mark = self._writes.smallest(item)
-                if mark is not None and mark < at:
-                    return Block(item, mark)
+                block = self._writes.block(at, item)
+                if block is not None:
+                    return block
         return None
 
     def release(self, at: Position, reads: Iterable[Item], writes: Iterable[Item]) -> None:
@@ -137,9 +147,9 @@ class TwoPhaseLocks(LowWaterMarks):
         if block is not None:
             return block
         for item in writes:
-            reader = self._reads.smallest(item)
-            if reader is not None and reader < at:
-                return Block(item, reader)
+            block = self._reads.block(at, item)
+            if block is not None:
+                return block
         return None
 
     def release(self, at: Position, reads: Iterable[Item], writes: Iterable[Item]) -> None:
@@ -148,5 +158,5 @@ class TwoPhaseLocks(LowWaterMarks):
             self._reads.drop(at, item)
 
 
-def _first(positions: dict[Position, int] | dict[Position, None] | None) -> Position | None:
-    return next(iter(positions)) if positions else None
+def _remove(positions: list[Position], at: Position) -> None:
+    del positions[0 if positions[0] == at else bisect_left(positions, at)]

@@ -43,7 +43,7 @@ class Scheduler:
         self._suspended: dict[Position, Execution] = {}  # open, each waits for a batch on an awaited stream
         self._ready: list[tuple[Position, Execution]] = []  # a heap; what was taken out of turn stays in it for a while
         self._stale = 0  # how many of its entries are of that kind
-        self._blocked: dict[Position, list[Execution]] = {}  # lock holder -> executions waiting for it
+        self._blocked: dict[Position, dict[Execution, None]] = {}  # position -> executions to be asked when it has gone
         self._queues: dict[tuple[str, Any], dict[Execution, None]] = {}  # (unit, key) -> its executions, in order
         self._by_batch: dict[tuple[str, Any, int | None], Execution] = {}
         self.partial: dict[tuple[str, Any], dict[int, Partial]] = {}
@@ -154,6 +154,11 @@ class Scheduler:
         """Everything that may run now, in position order: any choice among them is a correct one."""
         return sorted(e for _, e in self._ready if e.state is State.READY)
 
+    @property
+    def any_ready(self) -> bool:
+        """May anything run now?"""
+        return any(execution.state is State.READY for _, execution in self._ready)
+
     def take(self, execution: Execution) -> Execution:
         """Run this ready execution next instead of the first one."""
         self._start(execution)
@@ -169,29 +174,35 @@ class Scheduler:
         execution.started = True
         return execution
 
-    def _why(self, execution: Execution) -> Reason:
-        """The decision: ready, or the one thing it waits for now."""
+    def _why(self, execution: Execution) -> tuple[Reason, Position | None]:
+        """The decision: ready, or the one thing it waits for now; and after whom to ask again, if that is a lock."""
         if execution.missing:
-            return Reason(Why.INPUT, stream=min(execution.missing))
+            return Reason(Why.INPUT, stream=min(execution.missing)), None
         if execution.batch_id is not None:
             first = next(iter(self._queues[execution.unit.name, execution.key]))
             if first is not execution:
-                return Reason(Why.ORDER, behind=first.position)
+                return Reason(Why.ORDER, behind=first.position), None
         block = self.locks.blocker(execution.position, execution.reads, execution.writes)
         if block is not None:
-            return Reason(Why.LOCK, item=block.item, behind=block.behind)
-        return READY
+            return Reason(Why.LOCK, item=block.item, behind=block.behind), block.until
+        return READY, None
 
     def _consider(self, execution: Execution) -> None:
         if execution.state is not State.WAITING:
             return
-        reason = execution.reason = self._why(execution)
-        if reason.why is Why.READY:
+        self._forget_lock(execution)
+        execution.reason, execution.until = self._why(execution)
+        if execution.until is not None:
+            self._blocked.setdefault(execution.until, {})[execution] = None
+        elif execution.reason.why is Why.READY:
             execution.become(State.READY)
             heapq.heappush(self._ready, (execution.position, execution))
-        elif reason.why is Why.LOCK:
-            assert reason.behind is not None
-            self._blocked.setdefault(reason.behind, []).append(execution)
+
+    def _forget_lock(self, execution: Execution) -> None:
+        """It is not waiting for a lock any more, or will be asked anew."""
+        if execution.until is not None:
+            self._blocked.get(execution.until, {}).pop(execution, None)
+            execution.until = None
 
     # ---- outcomes
 
@@ -266,7 +277,7 @@ class Scheduler:
         if self.live.pop(execution.position, None) is not None:
             self.locks.release(execution.position, execution.reads, execution.writes)
         self.parked.pop(execution.position, None)
-        waiting = self._blocked.pop(execution.position, [])
+        waiting: Iterable[Execution] = self._blocked.pop(execution.position, ())
         if execution.batch_id is not None:
             del self._by_batch[execution.unit.name, execution.key, execution.batch_id]
             waiting = [*self._next_in_line(execution), *waiting]
@@ -294,9 +305,10 @@ class Scheduler:
         parked = []
         self.halted[execution.unit.dataflow] = execution
         execution.started = False
+        freed: list[Execution] = []
         for other in list(self.live.values()):
             if other is execution:
-                self._park(other)
+                freed += self._park(other)
             elif (
                 other.unit.dataflow == execution.unit.dataflow
                 and other.state in (State.WAITING, State.READY)
@@ -304,20 +316,21 @@ class Scheduler:
                 and (only is None or other.position in only)
             ):
                 parked.append(other.position)
-                self._park(other)
+                freed += self._park(other)
+        for other in freed:
+            self._consider(other)
         return parked
 
-    def _park(self, execution: Execution) -> None:
+    def _park(self, execution: Execution) -> Iterable[Execution]:
+        """Put it aside, without its intents; returns who is to be asked again."""
         execution.become(State.PARKED)
+        self._forget_lock(execution)
         behind = self.halted[execution.unit.dataflow].position
         execution.reason = Reason(Why.HALTED, behind=behind)
         self.parked[execution.position] = execution
         if self.live.pop(execution.position, None) is not None:
             self.locks.release(execution.position, execution.reads, execution.writes)
-        for holder in list(self._blocked):
-            self._blocked[holder] = [e for e in self._blocked[holder] if e is not execution]
-        for other in self._blocked.pop(execution.position, []):
-            self._consider(other)
+        return self._blocked.pop(execution.position, ())
 
     def resume(self, dataflow: str, next_sequence: Callable[[], int]) -> list[Execution]:
         """Let a halted dataflow go on: what was parked is admitted again, in its old order, at new positions."""
@@ -406,5 +419,8 @@ class Scheduler:
         return found
 
     def waiting(self) -> Iterable[Execution]:
-        """Everything unfinished, in position order, each with its reason."""
+        """Everything unfinished, in position order, each with its reason as of now."""
+        for execution in self.live.values():
+            if execution.state is State.WAITING:
+                execution.reason, _ = self._why(execution)
         return [*self.live.values(), *self.parked.values()]

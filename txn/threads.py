@@ -92,7 +92,7 @@ class ThreadExecutor(Executor):
     def run_until_idle(self) -> int:
         """Wait until nothing runs and nothing may run."""
         with self.lock:
-            while self._running or self.scheduler.ready():
+            while self._running or self.scheduler.any_ready:
                 self.ended.wait()
         return 0
 

@@ -144,9 +144,9 @@ def test_versions_freed_at_commit_are_found(monkeypatch):
 def test_a_scheduler_that_ignores_stream_order_is_found(monkeypatch):
     def why(scheduler, execution):
         if execution.missing:
-            return Reason(Why.INPUT, stream=min(execution.missing))
+            return Reason(Why.INPUT, stream=min(execution.missing)), None
         block = scheduler.locks.blocker(execution.position, execution.reads, execution.writes)
-        return READY if block is None else Reason(Why.LOCK, item=block.item, behind=block.behind)
+        return (READY, None) if block is None else (Reason(Why.LOCK, item=block.item, behind=block.behind), block.until)
 
     monkeypatch.setattr(Scheduler, "_why", why)
     assert next(violations(range(200)))
@@ -158,7 +158,9 @@ def test_locks_that_are_always_granted_are_found(monkeypatch):
 
 
 def test_locks_that_do_not_see_a_table_and_its_partitions_overlap_are_found(monkeypatch):
-    monkeypatch.setattr(locks._Intents, "smallest", lambda intents, item: locks._first(intents._exact.get(item)))
+    monkeypatch.setattr(
+        locks._Intents, "overlapping", lambda intents, item: [found] if (found := intents._exact.get(item)) else []
+    )
     assert next(violations(range(200)))
 
 
@@ -167,7 +169,7 @@ def test_locks_that_let_readers_past_writers_are_found(monkeypatch):
         for item in writes:
             mark = marks.low_water_mark(item)
             if mark is not None and mark < at:
-                return Block(item, mark)
+                return Block(item, mark, mark)
         return None
 
     monkeypatch.setattr(LowWaterMarks, "blocker", blocker)

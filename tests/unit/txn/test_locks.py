@@ -12,12 +12,18 @@ T, U = Item("t"), Item("u")
 P1, P2 = Item("t", (1,)), Item("t", (2,))
 
 
+def first(block: Block | None) -> tuple[Item, int]:
+    """The item and the first of those in front."""
+    assert block is not None
+    return block.item, block.behind
+
+
 def test_a_read_waits_for_the_writers_below_it() -> None:
     locks = LowWaterMarks()
     locks.register(10, [], [T])
     locks.register(20, [T], [])
     assert locks.blocker(5, [T], []) is None
-    assert locks.blocker(20, [T], []) == Block(T, 10)
+    assert first(locks.blocker(20, [T], [])) == (T, 10)
     locks.release(10, [], [T])
     assert locks.blocker(20, [T], []) is None
 
@@ -29,7 +35,7 @@ def test_a_write_waits_for_the_writers_below_it_only() -> None:
     locks.register(30, [], [T])
     assert locks.low_water_mark(T) == 20
     assert locks.blocker(20, [], [T]) is None
-    assert locks.blocker(30, [], [T]) == Block(T, 20)
+    assert first(locks.blocker(30, [], [T])) == (T, 20)
 
 
 def test_other_tables_are_independent() -> None:
@@ -42,11 +48,11 @@ def test_partitions_overlap_their_table_and_not_each_other() -> None:
     locks = LowWaterMarks()
     locks.register(10, [], [P1])
     locks.register(20, [], [P2])
-    assert locks.blocker(30, [P2], []) == Block(P2, 20)
+    assert first(locks.blocker(30, [P2], [])) == (P2, 20)
     assert locks.blocker(15, [P2], []) is None
-    assert locks.blocker(30, [T], []) == Block(T, 10), "a table waits for any of its partitions"
+    assert first(locks.blocker(30, [T], [])) == (T, 10), "a table waits for any of its partitions"
     locks.register(40, [], [T])
-    assert locks.blocker(50, [Item("t", (3,))], []) == Block(Item("t", (3,)), 40), "a partition waits for its table"
+    assert first(locks.blocker(50, [Item("t", (3,))], [])) == (Item("t", (3,)), 40), "a partition waits for its table"
     assert locks.marks() == {P1: 10, P2: 20, T: 10}
 
 
@@ -64,7 +70,7 @@ def test_two_phase_writers_also_wait_for_readers() -> None:
     locks = TwoPhaseLocks()
     locks.register(10, [T], [])
     locks.register(20, [], [T])
-    assert locks.blocker(20, [], [T]) == Block(T, 10)
+    assert first(locks.blocker(20, [], [T])) == (T, 10)
     assert LowWaterMarks().blocker(20, [], [T]) is None
     locks.release(10, [T], [])
     assert locks.blocker(20, [], [T]) is None
@@ -106,4 +112,9 @@ def test_waits_point_to_unfinished_smaller_positions_that_conflict(scheme: type[
             ]
             block = locks.blocker(other, reads, writes)
             assert (block is None) == (not conflicts)
-            assert block is None or block.behind in conflicts
+            assert block is None or (block.behind in conflicts and block.until in conflicts)
+            if block is not None:
+                on_item = [p for p in conflicts if overlap([block.item], intents[p][1])]
+                if scheme is TwoPhaseLocks and not on_item:
+                    on_item = [p for p in conflicts if overlap([block.item], intents[p][0])]
+                assert (block.behind, block.until) == (min(on_item), max(on_item))

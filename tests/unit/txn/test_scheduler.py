@@ -8,7 +8,7 @@ import pytest
 
 from tidegate import App, Batch, partition
 from tidegate.txn.execution import TRANSITIONS, Execution, State, Why
-from tidegate.txn.locks import Item
+from tidegate.txn.locks import Item, LowWaterMarks
 from tidegate.txn.positions import describe
 from tidegate.txn.scheduler import Scheduler
 
@@ -130,6 +130,21 @@ def test_pipelines_overlap_where_nothing_conflicts() -> None:
     assert (bench.ready, q2.reason.why) == (["q@1.1"], Why.ORDER)
 
 
+def test_who_waits_for_a_lock_is_asked_when_it_may_have_come_free_and_not_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Asking everybody whenever one has finished took 5 ms for each of 2,000."""
+    asked: list[Any] = []
+    blocker = LowWaterMarks.blocker
+    monkeypatch.setattr(LowWaterMarks, "blocker", lambda *given: (asked.append(given), blocker(*given))[1])
+    bench = Bench("a", "w: | t")
+    calls = [bench.call("w") for _ in range(100)]
+    for call in calls:
+        assert bench.ready == [f"w@{describe(call.position)}"]
+        bench.run(call)
+    assert len(asked) == 199  # each when it came, and each but the first when the one in front had gone
+
+
 def test_order_over_a_shared_table_waits_for_the_lower_position() -> None:
     bench = Bench("a b", "p: a > x | t", "q: x | t", "r: b | ~t")
     p, q = bench.push("a", 1)
@@ -137,6 +152,7 @@ def test_order_over_a_shared_table_waits_for_the_lower_position() -> None:
     assert (r.reason.why, r.reason.item, r.reason.behind) == (Why.LOCK, Item("t"), p.position)
     assert why(r) == "waits for the lock on t behind position 1.0"
     bench.run(p, "x")
+    bench.scheduler.waiting()
     assert r.reason.behind == q.position, "the intent of the unstarted consumer counts from admission"
     bench.run(q)
     assert bench.ready == ["r@2.0"]
