@@ -137,7 +137,7 @@ def test_who_waits_for_a_lock_is_asked_when_it_may_have_come_free_and_not_before
     asked: list[Any] = []
     blocker = LowWaterMarks.blocker
     monkeypatch.setattr(LowWaterMarks, "blocker", lambda *given: (asked.append(given), blocker(*given))[1])
-    bench = Bench("a", "w: | t")
+    bench = Bench("a", "p: a", "w: | t")
     calls = [bench.call("w") for _ in range(100)]
     for call in calls:
         assert bench.ready == [f"w@{describe(call.position)}"]
