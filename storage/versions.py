@@ -64,7 +64,7 @@ class VersionedTable:
         self.merging: dict[Key, bool] = {}  # the same, for changes that a merge is writing right now
         self.chained: set[Key] = set()  # keys with more than their newest version
         self.indexes = [SecondaryIndex(schema, index) for index in schema.indexes]
-        self.indexed = {index.columns: index for index in reversed(self.indexes)}
+        self.indexed = {_names(index.columns): index for index in reversed(self.indexes)}
         self.guarded = bool(schema.checks) or any(index.unique for index in self.indexes)
         self.changes = 0  # grows with every commit: overlays built for SQL are reused while it stands still
         self.overlay: Any = None  # the changes above the base as SQL reads them, kept by tidegate.storage.overlay
@@ -197,18 +197,15 @@ class VersionedTable:
         aside = self._aside  # looked at once: the merge may end it at any moment
         if aside is not None:
             self._set_aside(aside, writes)
-        if self.indexes and not self.complete:
-            with self._placing:  # rows of the base come in meanwhile, on other threads, and into the indexes
-                self._commit(writes, position, commit, keep_older)
-        else:
-            self._commit(writes, position, commit, keep_older)
-
-    def _commit(self, writes: dict[Key, Row | None], position: Position, commit: int, keep_older: bool) -> None:
-        if len(writes) >= MANY and not keep_older and not self.chained:
-            writes = self._commit_many(writes, position, commit)
         if keep_older or self.indexes:
-            self._commit_each(writes, position, commit, keep_older)
+            if self.complete:
+                self._commit_each(writes, position, commit, keep_older)
+            else:
+                with self._placing:  # rows of the base come in meanwhile, on other threads, and into the indexes
+                    self._commit_each(writes, position, commit, keep_older)
             return
+        if len(writes) >= MANY and not self.chained:
+            writes = self._commit_many(writes, position, commit)
         rows, dirty = self.rows, self.dirty
         for key, row in writes.items():  # nobody asks what it replaces, beyond whether the base has it
             older: Any = TRIMMED
@@ -222,6 +219,8 @@ class VersionedTable:
 
     def _commit_each(self, writes: dict[Key, Row | None], position: Position, commit: int, keep_older: bool) -> None:
         """``commit`` with indexes to keep up, or older versions to keep."""
+        if len(writes) >= MANY and not keep_older and not self.chained:
+            writes = self._commit_many(writes, position, commit)
         rows, dirty = self.rows, self.dirty
         for key, written in writes.items():
             row = None if written is None else written[:]
@@ -408,6 +407,11 @@ class VersionedTable:
                         for index in self.indexes:
                             index.drop(row, key)
                     spare -= 1
+
+
+def _names(columns: tuple[str, ...]) -> str | tuple[str, ...]:
+    """One column by its name, several as a tuple."""
+    return columns if len(columns) > 1 else columns[0]
 
 
 def _kept(head: Version, positions: Sequence[Position], commits: Sequence[int]) -> tuple[Version, bool]:

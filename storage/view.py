@@ -126,11 +126,15 @@ class View:
     def count(self, table: str, /, **equals: Any) -> int:
         """How many rows ``scan(table, **equals)`` gives. With an index on these columns it does not look at them."""
         access = self.access.get(table) or self.undeclared(table)
-        index = access.table.indexed.get(tuple(equals))
-        if index is not None and access.plain and access.table.settled and table not in self.writes:
-            value = next(iter(equals.values())) if len(equals) == 1 else tuple(equals.values())
-            if index.recognises(value):
-                return index.count(value)
+        names: Any
+        if len(equals) == 1:
+            [(names, value)] = equals.items()
+        else:
+            names, value = tuple(equals), tuple(equals.values())
+        index = access.table.indexed.get(names)
+        plain = access.plain and access.table.settled and table not in self.writes
+        if index is not None and plain and index.recognises(value):
+            return index.count(value)
         return len(self._where(access, equals))
 
     def _where(self, access: Access, equals: Mapping[str, Any]) -> list[Row]:
