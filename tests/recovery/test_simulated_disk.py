@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +17,7 @@ import tidegate
 from tidegate import Engine
 from tidegate.durability import Opened
 from tidegate.testing import PowerLoss, SimulatedFiles
+from tidegate.testing.disk import SimulatedFile
 from tidegate.txn.log.reader import LogReader
 from tidegate.txn.log.record import FORMAT, Called, Segment
 from tidegate.txn.log.writer import LogWriter
@@ -62,8 +65,24 @@ def end_without_power_loss(files: SimulatedFiles, start: int, log: list[Called],
     else:
         log.append(Called(len(log), 0, "p", ["not synced"], {}))
         writer.append(log[-1])
-        writer._write(sync=False)
+        with writer._syncing:
+            writer._write(sync=False)
+            writer._file = Gone()
         stop(writer)
+
+
+class Gone:
+    """The file of a process that is gone: its thread may still be here, but reaches nothing."""
+
+    def write(self, data: object) -> int:
+        raise PowerLoss
+
+    write_synced = write
+
+    def sync(self) -> None:
+        raise PowerLoss
+
+    close = sync
 
 
 def stop(writer: LogWriter) -> None:
@@ -101,6 +120,32 @@ def check_log(seed: int) -> int:
 @pytest.mark.parametrize("block", range(4))
 def test_the_log(block: int) -> None:
     assert sum(check_log(seed) for seed in range(block * 50, block * 50 + 50)) > 500
+
+
+def test_a_record_that_comes_while_a_mark_finds_no_room_is_written_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = SimulatedFiles(1)
+    writer = LogWriter(files, 0, HEADER, "group", 0.001)
+    write = SimulatedFile.write
+    came: list[int] = []
+
+    def full(file: SimulatedFile, data: Any) -> int:
+        if came:
+            return write(file, data)
+        came.append(writer.append(Called(2, 0, "p", [], {})))
+        raise OSError(errno.ENOSPC, "no space left")
+
+    writer.wait(writer.append(Called(1, 0, "p", [], {})))  # its mark is written without trouble, or later
+    monkeypatch.setattr(SimulatedFile, "write_synced", lambda file, data: (write(file, data), file.sync())[0])
+    monkeypatch.setattr(SimulatedFile, "write", full)
+    writer.append(Called(3, 0, "p", [], {}))
+    for _ in range(500):
+        if came and writer.synced >= came[0]:
+            break
+        time.sleep(0.01)
+    assert came
+    assert writer.synced >= came[0]
+    writer.close()
+    assert [entry.record.sequence for entry in LogReader(files)] == [1, 3, 2]  # type: ignore[union-attr]
 
 
 @pytest.mark.slow

@@ -44,6 +44,7 @@ class SimulatedFiles:
         self.lose_power_at = lose_power_at
         self.fail_sync_at = fail_sync_at
         self.capacity = capacity
+        self.power_is_lost = False
         self.operations = 0
         self.syncs = 0
         self.files: dict[str, SimulatedFile] = {}
@@ -85,12 +86,14 @@ class SimulatedFiles:
     # ---- faults
 
     def operation(self) -> bool:
-        """One more operation; is it the one during which power is lost?"""
-        if self.lose_power_at is not None and self.operations >= self.lose_power_at:
-            self.operations += 1
-            return True
+        """One more operation; is it the one during which power is lost? What any thread does after that reaches nothing."""
         self.operations += 1
-        return False
+        if self.lose_power_at is None or self.operations <= self.lose_power_at:
+            return False
+        if self.power_is_lost:
+            raise PowerLoss
+        self.power_is_lost = True
+        return True
 
     def lose(self, lost: bool) -> None:
         if lost:

@@ -64,11 +64,12 @@ class LogWriter:
         self.full: OSError | None = None
         self.failed: Exception | None = None
         self._buffer = bytearray()
-        self._first: float | None = None  # when the first record in the buffer was appended
+        self._first: float | None = None  # when the first record in the buffer was appended; None: there is none in it
         self._guard = threading.RLock()  # of the buffer and the numbers above
         self._changed = threading.Condition(self._guard)
         self._syncing = threading.Lock()  # one writes and syncs at a time
         self._closed = False
+        self._idle = False  # is the thread waiting for a first record?
         try:
             self._open_segment()
         except OSError as error:
@@ -96,7 +97,8 @@ class LogWriter:
                 raise self._refusal()
             if self._first is None:
                 self._first = self._monotonic()
-                self._changed.notify()
+                if self._idle:
+                    self._changed.notify()
             self._buffer += frame
             self.end += len(frame)
             end = self.appended = self.end
@@ -151,13 +153,17 @@ class LogWriter:
         """
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self.appended > self.synced or self._closed)
+                self._idle = True
+                self._changed.wait_for(lambda: self._first is not None or self._closed)
+                self._idle = False
                 if self._first is not None and not self._closed:
                     young = self._first + self._max_delay_s - self._monotonic()
                     if young > 0:
                         self._changed.wait(young)
                 if self._closed:
                     return
+                if self._first is None:
+                    continue  # somebody could not wait, and has written it
             try:
                 self._write_out(sync=self._mode != "off")
             except LogFailed:
@@ -173,8 +179,7 @@ class LogWriter:
         with self._telling(), self._syncing:
             if self._write(sync):
                 self._advance(mark=sync)
-                if self.appended <= self.synced:
-                    self._write(sync=False)  # the mark; else it goes with the next group
+                self._write(sync=False, records=False)
                 if self._segment_end - self._segment_start > self._segment_bytes:
                     self._roll()
         self.on_synced(self.synced)
@@ -201,11 +206,16 @@ class LogWriter:
         self.failed = error
         return self._refusal()
 
-    def _write(self, sync: bool) -> bool:
-        """Move the buffer to the file, and to disk; False when that is full (what was not written stays in the buffer)."""
+    def _write(self, sync: bool, records: bool = True) -> bool:
+        """Move the buffer to the file, and to disk; False when that is full (what was not written stays in the buffer).
+
+        ``records=False``: only if there is nothing but a mark in it; else the mark goes with the next group.
+        """
         if self.failed is not None:
             raise self._refusal()
         with self._changed:
+            if not records and self._first is not None:
+                return True
             data, self._buffer = self._buffer, bytearray()
             first, self._first = self._first, None
         rest = memoryview(data)
@@ -224,13 +234,11 @@ class LogWriter:
         else:
             if data and sync:
                 self.syncs += 1
-            elif sync and self.synced < self.appended:
-                self._sync_file()  # a record slipped in where a mark was written
-            crash_point("log-after-sync")
+                crash_point("log-after-sync")
         if rest:
             with self._changed:
                 self._buffer = bytearray(rest) + self._buffer
-                self._first = first
+                self._first = self._first if first is None else first
         return self.full is None
 
     def _advance(self, mark: bool) -> None:
@@ -268,6 +276,7 @@ class LogWriter:
         with self._changed:  # nobody appends meanwhile: what is in the buffer belongs to this segment
             if not self._write(sync=self._mode != "off"):
                 return
+            self._advance(mark=False)
             self._sync_file()
             before = self._file
             try:
