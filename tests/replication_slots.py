@@ -1,4 +1,4 @@
-"""Replication slots of a PostgreSQL server that tests share, removed whoever left them."""
+"""Replication slots and publications of a PostgreSQL server that tests share, removed whoever left them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,12 @@ SLOTS = "FROM pg_replication_slots"
 
 
 def drop_slots(database: sa.Engine) -> None:
-    """Drop all of them. The server may not have noticed yet that a process that read from one was killed."""
+    """Drop all of them, and the publications they read. The server may not have noticed yet that a process that read from one
+    was killed.
+    """
+    with database.begin() as connection:
+        for name in connection.execute(sa.text("SELECT pubname FROM pg_publication")).scalars().all():
+            connection.execute(sa.text(f'DROP PUBLICATION "{name}"'))
     until = time.monotonic() + 60
     while True:
         with database.begin() as connection:
