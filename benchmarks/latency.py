@@ -8,8 +8,7 @@ found a minute ago may be all that it can do now.
 
 Every 1,000th valid vote ends in a transaction that deletes all votes of a contestant, thousands of rows towards the end:
 milliseconds in which everybody else waits, in this engine as in any that runs one transaction after the other. The contest is
-therefore measured twice: whole, and with nobody leaving it, when every transaction is small. (Then nearly all votes count, and
-have more to do: it has a peak of its own.)
+therefore measured twice, each with a peak of its own: whole, and with nobody leaving it, when every transaction is small.
 
 No wait for a disk is shorter than the disk's. Right before each run the disk is written to on its own, a group after every 2 ms,
 and the 99th percentile is worked out for pushes that take no time at all: ``disk_alone_p99_ms``.
