@@ -122,6 +122,19 @@ def test_the_log(block: int) -> None:
     assert sum(check_log(seed) for seed in range(block * 50, block * 50 + 50)) > 500
 
 
+@pytest.mark.parametrize("sync", ["group", "always", "off"])
+def test_what_was_forced_to_disk_is_there_marks_included(sync: Any) -> None:
+    """A merge stands for the log up to its very end: a base that is ahead of the log could not be opened."""
+    for seed in range(40):
+        files = SimulatedFiles(seed)
+        writer = LogWriter(files, 0, HEADER, sync, 60.0)
+        writer.wait(writer.append(Called(1, 0, "p", [], {})))
+        end = writer.end
+        writer.force(end)
+        stop(writer)
+        assert opened(files.after_power_loss()).end >= end
+
+
 def test_a_record_that_comes_while_a_mark_finds_no_room_is_written_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     files = SimulatedFiles(1)
     writer = LogWriter(files, 0, HEADER, "group", 0.001)

@@ -232,9 +232,11 @@ class LogWriter:
                 raise self._fail(error) from error
             self.full = error
         else:
-            if data and sync:
+            if sync and data:
                 self.syncs += 1
                 crash_point("log-after-sync")
+            elif sync and self.synced < self._segment_end:
+                self._sync_file()  # a mark was written and not synced; somebody wants to be sure of it, too
         if rest:
             with self._changed:
                 self._buffer = bytearray(rest) + self._buffer
