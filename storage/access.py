@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tidegate.storage.indexes import Version
 from tidegate.storage.schema import Change, Key, Row
 from tidegate.storage.versions import VersionedTable
 
@@ -18,8 +17,8 @@ class Access:
     ``by_key``: only the rows of one partition, the one in ``View.partitions``. ``committed``: reads see the newest
     committed state instead of the execution's own position, and never wait.
 
-    The rest is what every row access needs of the table, at hand. ``plain``: the newest version may be read straight away;
-    ``free``: and a row whose key is new may be written.
+    The rest is what every row access needs of the table, at hand. ``plain``: the newest row may be read straight away, above
+    ``table.straight``; ``free``: and a row whose key is new may be written.
     """
 
     table: VersionedTable
@@ -27,7 +26,7 @@ class Access:
     by_key: bool = False
     committed: bool = False
     plain: bool = field(init=False, repr=False)
-    newest: Callable[[Key], Version | None] = field(init=False, repr=False)  # of those in memory
+    newest: Callable[[Key], Row | None] = field(init=False, repr=False)  # of those in memory
     row: Any = field(init=False, repr=False)
     key_of: Callable[[Row], Key] = field(init=False, repr=False)
     conform: Callable[..., Row] = field(init=False, repr=False)

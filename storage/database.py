@@ -133,7 +133,7 @@ class Database:
             facts = meta()
             changed = [table for table in self.tables.values() if table.dirty]
             for table in changed:
-                table.begin_merge(self.commits)
+                table.begin_merge()
         try:
             crash_point("merge-before-write")
             deltas = self.base.merge({table.schema: self._in_turn(table.taken(PART)) for table in changed}, facts)

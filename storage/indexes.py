@@ -1,26 +1,13 @@
-"""Secondary indexes over rows with versions, and what a version is."""
+"""Secondary indexes over rows with versions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from operator import itemgetter
-from typing import Any, Final
+from typing import Any
 
+from tidegate.storage.chains import rows_of
 from tidegate.storage.schema import Index, Key, Row, TableSchema
-
-Position = int
-
-# (position, row or None if deleted, older version, commit number)
-Version = tuple[Position, Row | None, Any, int]
-
-TRIMMED: Final = object()  # not an instance of a class of ours: the cyclic garbage collector then ignores who holds it
-
-
-def rows_of(version: Any) -> Iterator[Row | None]:
-    """The rows of a chain of versions, newest first."""
-    while version is not None and version is not TRIMMED:
-        yield version[1]
-        version = version[2]
 
 
 class Aged(dict[Any, Any]):
@@ -86,22 +73,20 @@ class SecondaryIndex:
                 having.discard(key)
                 if not having:
                     del held[value]
-            elif having == key and having is not None:
+            elif having == key:
                 del held[value]
 
-    def replace(self, head: Version, row: Row | None, key: Key) -> None:
-        """``row`` takes the place of all versions of ``key``."""
-        old = head[1]
-        if row is not None and old is not None and self.columns_of(old) == self.columns_of(row):
-            old = None  # it stays under that value
-        elif row is not None:
+    def replace(self, old: Row | None, row: Row | None, key: Key) -> None:
+        """``row`` takes the place of ``old``."""
+        if row is not None:
+            if old is not None and self.columns_of(old) == self.columns_of(row):
+                return  # it stays under that value
             self.add(row, key)
         if old is not None:
             self.drop(old, key)
-        if head[2] is not None and head[2] is not TRIMMED:
-            self._replace_older(head[2], row, key)
 
-    def _replace_older(self, version: Version, row: Row | None, key: Key) -> None:
+    def replace_older(self, version: Any, row: Row | None, key: Key) -> None:
+        """``row`` takes the place of what is left of a chain."""
         now = None if row is None else self.value_of(row)
         for old in rows_of(version):
             if old is not None and (row is None or self.value_of(old) != now):

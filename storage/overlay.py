@@ -23,7 +23,6 @@ from tidegate.storage.access import Access
 from tidegate.storage.base import arrow_table, base_name
 from tidegate.storage.ddl import quote
 from tidegate.storage.schema import Key, Relation, Row, TableSchema
-from tidegate.storage.versions import BASE
 from tidegate.storage.view import View
 
 if TYPE_CHECKING:
@@ -49,7 +48,8 @@ class Session:
 class _Committed(NamedTuple):
     """The committed part of an overlay, right for every reader who sees all of it."""
 
-    changes: int
+    commit: int
+    merges: int
     newest_position: int
     newest_commit: int
     places: dict[Key, int]
@@ -129,15 +129,16 @@ def _committed(view: View, access: Access) -> _Committed:
     """The committed rows above the base that ``view`` sees, deletions included."""
     table = access.table
     cached: _Committed | None = table.overlay
-    changes = table.changes  # read before the rows: a commit in between makes this overlay a stale one, not a wrong one
-    if cached is not None and cached.changes == changes and _sees_all(view, access, cached):
+    state = (
+        table.newest_commit,
+        table.merges,
+    )  # read first: a commit in between makes this overlay a stale one, not a wrong one
+    if cached is not None and cached[:2] == state and _sees_all(view, access, cached):
         return cached
     keys = list(table.overlay_keys())
-    heads = [head for key in keys if (head := table.rows.get(key)) is not None]
     fresh = _Committed(
-        changes,
-        max((head[0] for head in heads), default=BASE),
-        max((head[3] for head in heads), default=0),
+        *state,
+        *table.newest_version(),
         {key: place for place, key in enumerate(keys)},
         _changed(table.schema, [(key, view.read_below(access, key)) for key in keys]) if keys else None,
     )

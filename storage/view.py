@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ from tidegate.storage.access import Access
 from tidegate.storage.indexes import SecondaryIndex
 from tidegate.storage.schema import Column, Key, Relation, Row
 from tidegate.storage.undo import Undo
-from tidegate.storage.violations import duplicate_key, taken_value
+from tidegate.storage.violations import duplicate_key, outside, read_only, taken_value, undeclared
 
 if TYPE_CHECKING:
     from tidegate.storage.database import Database
@@ -81,18 +80,21 @@ class View:
             access = self.access[table]
             if table in self.writes and key in self.writes[table]:
                 return self.writes[table][key]
-            version = access.newest(key)
+            row = access.newest(key)
         except (KeyError, TypeError):  # an undeclared table; a key that can't be one
             return self._get_slowly(self.access.get(table) or self.undeclared(table), key)
-        if version is None or not access.plain:
+        if row is None or not access.plain:
             return self._get_absent(access, key)
-        row = version[1] if version[0] < self.position else access.table.read(key, self.position)
-        return None if row is None else _named(access.row, row)
+        if access.table.straight >= self.position:
+            row = access.table.read(key, self.position)
+            return None if row is None else _named(access.row, row)
+        return _named(access.row, row)
 
     def _get_absent(self, access: Access, key: Key) -> Row | None:
-        """A key that is not in memory, or not to be read straight away."""
+        """A key without a row in memory, or not to be read straight away."""
         table = access.table
-        if access.plain and table.complete and table.schema.conform_key(key) is key:
+        whole = access.plain and table.complete and table.straight < self.position
+        if whole and table.schema.conform_key(key) is key:
             return None  # every row is in memory, and it was looked up in its stored form
         return self._get_slowly(access, key)
 
@@ -132,9 +134,10 @@ class View:
         else:
             names, value = tuple(equals), tuple(equals.values())
         index = access.table.indexed.get(names)
-        plain = access.plain and access.table.settled and table not in self.writes
-        if index is not None and plain and index.recognises(value):
-            return index.count(value)
+        if index is not None and access.plain and table not in self.writes and index.recognises(value):
+            found = index.count(value)
+            if access.table.complete and access.table.straight < self.position:
+                return found
         return len(self._where(access, equals))
 
     def _where(self, access: Access, equals: Mapping[str, Any]) -> list[Row]:
@@ -163,11 +166,13 @@ class View:
 
     def visible(self, access: Access, keys: Iterable[Key]) -> list[Row]:
         """The rows with these stored keys that this execution sees."""
-        written, newest, position = self.writes.get(access.table.name, ()), access.newest, self.position
+        table, plain, newest, position = access.table, access.plain, access.newest, self.position
+        written = self.writes.get(table.name, ())
         rows = []
         for key in keys:
-            version = newest(key) if access.plain and key not in written else None
-            row = version[1] if version is not None and version[0] < position else self.row(access, key)
+            row = newest(key) if plain and key not in written else None
+            if row is None or table.straight >= position:
+                row = self.row(access, key)
             if row is not None:
                 rows.append(row)
         return rows
@@ -246,9 +251,11 @@ class View:
             access = self.writable(table)
         new = access.conform(values if row is None else row, self.default)
         key = access.key_of(new)
-        if access.free and table not in self.writes and access.newest(key) is None and access.table.complete:
-            self.writes[table] = {key: new}
-            return new
+        if access.free and table not in self.writes and access.newest(key) is None:
+            held = access.table
+            if held.complete and held.straight < self.position:
+                self.writes[table] = {key: new}
+                return new
         return self._insert(access, key, new)
 
     def insert_stored(self, access: Access, new: Row) -> Row:
@@ -289,8 +296,9 @@ class View:
             if written is not None and key in written:
                 old = written[key]
             else:
-                version = access.newest(key) if access.plain else None
-                old = version[1] if version is not None and version[0] < self.position else self.get(table, key)
+                old = access.newest(key) if access.plain else None
+                if old is None or access.table.straight >= self.position:
+                    old = self.get(table, key)
         except TypeError:  # a key that can't be one
             old = self.get(table, key)
         if old is None:
@@ -346,14 +354,15 @@ class View:
         if access.guarded or not access.plain:
             return self._update_in_turn(access, keys, changes, computed)
         change = access.changes.get(tuple(changes)) or access.table.schema.change(tuple(changes))
-        key_of, newest, named, position = access.key_of, access.newest, access.row, self.position
+        held, key_of, newest, named, position = access.table, access.key_of, access.newest, access.row, self.position
         written = self.writes.get(table, {})
         news: list[Row] = []
         changed: dict[Key, Any] = {}
         for key in keys:
             try:
-                version = newest(key) if key not in written else None
-                old = version[1] if version is not None and version[0] < position else self.get(table, key)
+                old = newest(key) if key not in written else None
+                if old is None or held.straight >= position:
+                    old = self.get(table, key)
             except TypeError:  # a key that can't be one
                 old = self.get(table, key)
             if old is not None:
@@ -442,7 +451,7 @@ class View:
         written = self.writes.get(table.name)
         if written is not None and key in written:
             return written[key]
-        if table.complete and key not in table.rows:
+        if key not in table.rows and table.complete:  # in this order: complete ends before a row is evicted
             return None
         return table.read(key, self.position)
 
@@ -452,30 +461,11 @@ class View:
         """The access to a table that is about to be written."""
         access = self.access.get(table) or self.undeclared(table)
         if not access.write:
-            raise AccessError(
-                f"procedure {self.procedure} writes table {table} but declared only to read it; "
-                f"add writes=[{table!r}] to its declaration",
-                procedure=self.procedure,
-                relation=table,
-            )
+            raise read_only(self.procedure, table)
         return access
 
     def undeclared(self, table: str) -> Access:
-        known = self.database.tables
-        if table not in known:
-            close = get_close_matches(str(table), known, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"the app has {', '.join(sorted(known)) or 'no tables'}"
-            raise AccessError(
-                f"procedure {self.procedure} uses table {table!r}, which does not exist; {hint}",
-                procedure=self.procedure,
-                relation=table,
-            )
-        raise AccessError(
-            f"procedure {self.procedure} uses table {table} without declaring it; "
-            f"add reads=[{table!r}] (or writes=[{table!r}]) to its declaration",
-            procedure=self.procedure,
-            relation=table,
-        )
+        raise undeclared(self.procedure, table, self.database.tables)
 
     def _partition(self, access: Access) -> tuple[Any, ...]:
         return self.partitions[access.table.name]
@@ -490,11 +480,4 @@ class View:
         schema = access.table.schema
         mine = self._partition(access)
         if schema.partition_of(key) != mine:
-            raise AccessError(
-                f"procedure {self.procedure} works on partition {mine!r} of {schema.name} "
-                f"({', '.join(schema.partition_by)}), but touched key {key!r}; declare the whole table "
-                f"(reads=[{schema.name!r}] or writes=[{schema.name!r}]) if it needs other partitions",
-                procedure=self.procedure,
-                relation=schema.name,
-                key=key,
-            )
+            raise outside(self.procedure, schema, mine, key)

@@ -1,10 +1,12 @@
-"""The errors of writes that a key or UNIQUE refuses."""
+"""The errors of access that a declaration does not allow, and of writes that a key or UNIQUE refuses."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from difflib import get_close_matches
 from typing import Any
 
-from tidegate.errors import ConstraintError
+from tidegate.errors import AccessError, ConstraintError
 from tidegate.storage.indexes import SecondaryIndex
 from tidegate.storage.schema import Key, TableSchema
 
@@ -27,4 +29,33 @@ def taken_value(schema: TableSchema, index: SecondaryIndex, value: Any, owner: K
         constraint="UNIQUE",
         key=key,
         value=value,
+    )
+
+
+def read_only(procedure: str, table: str) -> AccessError:
+    return AccessError(
+        f"procedure {procedure} writes table {table} but declared only to read it; add writes=[{table!r}] to its declaration",
+        procedure=procedure,
+        relation=table,
+    )
+
+
+def undeclared(procedure: str, table: str, known: Collection[str]) -> AccessError:
+    if table in known:
+        told = f"table {table} without declaring it; add reads=[{table!r}] (or writes=[{table!r}]) to its declaration"
+    else:
+        close = get_close_matches(str(table), known, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"the app has {', '.join(sorted(known)) or 'no tables'}"
+        told = f"table {table!r}, which does not exist; {hint}"
+    return AccessError(f"procedure {procedure} uses {told}", procedure=procedure, relation=table)
+
+
+def outside(procedure: str, schema: TableSchema, partition: tuple[Any, ...], key: Key) -> AccessError:
+    return AccessError(
+        f"procedure {procedure} works on partition {partition!r} of {schema.name} ({', '.join(schema.partition_by)}), "
+        f"but touched key {key!r}; declare the whole table (reads=[{schema.name!r}] or writes=[{schema.name!r}]) "
+        f"if it needs other partitions",
+        procedure=procedure,
+        relation=schema.name,
+        key=key,
     )

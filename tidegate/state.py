@@ -58,7 +58,7 @@ def saved_state(engine: Engine, lsn: int) -> dict[str, Any]:
         "dead_letters": [{**asdict(d), "at": d.at.isoformat()} for d in engine.journal.dead_letters],
         "unfinished": _unfinished(engine),
         "versions": {
-            table.name: table.export_chains(to_json) for table in engine.database.tables.values() if table.chained
+            table.name: table.export_chains(to_json) for table in engine.database.tables.values() if table.chains
         },
     }
 

@@ -199,7 +199,7 @@ def _late_rows(engine: Engine) -> Iterable[tuple[Any, ...]]:
 def _tables(engine: Engine) -> Iterable[tuple[Any, ...]]:
     for table in engine.database.tables.values():
         partition_by = ", ".join(table.schema.partition_by) or None
-        yield (table.name, partition_by, len(table.rows), table.complete, len(table.dirty), len(table.chained))
+        yield (table.name, partition_by, len(table.rows), table.complete, len(table.dirty), len(table.chains))
 
 
 def _evaluations(engine: Engine) -> Iterable[tuple[Any, ...]]:

@@ -13,7 +13,8 @@ from tidegate.errors import DeclarationError
 from tidegate.simulation import run
 from tidegate.simulation.apps import build
 from tidegate.simulation.run import make_case, modes, run_case, simulate_seed, world
-from tidegate.storage.versions import TRIMMED, VersionedTable
+from tidegate.storage.chains import TRIMMED, below
+from tidegate.storage.versions import VersionedTable
 from tidegate.testing import OrderViolation
 from tidegate.txn import locks
 from tidegate.txn.execution import READY, Reason, Why
@@ -109,12 +110,8 @@ def test_without_a_mistake_nothing_is_found():
 
 def test_an_old_reader_served_the_latest_version_is_found(monkeypatch):
     def read(table, key, position):
-        version = table.head(key)
-        while version is not None and version is not TRIMMED:
-            if version[0] < position:
-                return version[1]
-            version = version[2]
-        return table.newest(key)
+        newest, version = table.newest(key), below(table.chains.get(key), position)
+        return newest if version is None or version is TRIMMED else version[1]
 
     trim = VersionedTable.trim
     monkeypatch.setattr(VersionedTable, "read", read)

@@ -304,7 +304,7 @@ class SeededDriver:
         scheduler, snapshots = self.engine.scheduler, list(self.engine.executor.snapshots)
         with self.engine.lock:
             for table in self.engine.database.tables.values():
-                if table.chained:
+                if table.chains:
                     table.trim(scheduler.open_positions(table.name), snapshots)
 
     def _answer(self, asked: bool = False) -> bool:

@@ -113,8 +113,7 @@ def outcome_of(runtime: Runtime, journal: Journal, history: History) -> Outcome:
     outcome = Outcome(streams=history.emitted)
     for table in runtime.database.tables.values():
         runtime.database.load_all(table)
-        newest = {key: version[1] for key, version in table.rows.items()}
-        outcome.tables[table.name] = {key: tuple(row) for key, row in newest.items() if row is not None}
+        outcome.tables[table.name] = {key: row for key, row in table.rows.items() if row is not None}
     for program in runtime.programs.values():
         for name, states in program.windows.items():
             for key, state in states.items():

@@ -139,13 +139,13 @@ def leftovers(engine: Engine) -> Iterator[str]:
         yield f"snapshots are left: {engine.executor.snapshots}"
     for table in engine.database.tables.values():
         table.trim(())
-        if table.chained:
-            yield f"table {table.name} still holds old versions of {table.chained}"
+        if table.chains:
+            yield f"table {table.name} still holds old versions of {set(table.chains)}"
         for index in table.indexes:
             fresh: dict[Any, set[Any]] = {}
-            for key, version in table.rows.items():
-                if version[1] is not None and index.value_of(version[1]) is not None:
-                    fresh.setdefault(index.value_of(version[1]), set()).add(key)
+            for key, row in table.rows.items():
+                if row is not None and index.value_of(row) is not None:
+                    fresh.setdefault(index.value_of(row), set()).add(key)
             if fresh != index.entries():
                 yield f"index {index.name} of {table.name} holds {index.entries()}, its rows are {fresh}"
 

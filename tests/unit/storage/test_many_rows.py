@@ -299,7 +299,7 @@ def test_rows_changed_again_after_a_merge_are_dirty_again(store: Store, many: in
         view.delete_where("t", tag=1)
         store.commit(view)
     table = store.database.tables["t"]
-    table.begin_merge(store.database.commits)
+    table.begin_merge()
     [changes] = table.taken(100)
     assert sorted(changes.deleted) == sorted({*range(20), *range(1, 40, 3)})
     assert sorted(changes.inserted) == [(k, k * 10 + 2, k % 3) for k in range(20) if k % 3 != 1]
@@ -311,7 +311,7 @@ def test_rows_of_a_merge_that_failed_are_dirty_still(store: Store, many: int) ->
     view = store.view()
     view.update_each("t", range(20), v=0)
     store.commit(view)
-    table.begin_merge(store.database.commits)
+    table.begin_merge()
     list(table.taken(7))
     table.merge_failed()
     again = store.view()

@@ -95,9 +95,9 @@ def test_a_deleted_row_is_forgotten_when_merged_and_unread() -> None:
     assert list(made.overlay_keys()) == []
 
 
-def take_changes(made: VersionedTable, commit: int = 10) -> Changes:
+def take_changes(made: VersionedTable) -> Changes:
     """All changes up to now, as one part."""
-    made.begin_merge(commit)
+    made.begin_merge()
     parts = list(made.taken(100))
     return Changes([k for part in parts for k in part.deleted], [row for part in parts for row in part.inserted])
 
@@ -142,7 +142,7 @@ def test_a_merge_takes_what_there_was_when_it_began(
     for writes in before:
         commit(writes)
     expected = current()
-    made.begin_merge(commits)
+    made.begin_merge()
     waiting = iter(between)
     found = dict(base)
     for part in made.taken(size):
@@ -160,7 +160,7 @@ def test_a_merge_takes_what_there_was_when_it_began(
         while made.forget(size):
             pass
     expected = current()
-    made.begin_merge(commits)
+    made.begin_merge()
     fold(made.taken(size), base)
     assert base == expected == current()
 
@@ -198,7 +198,7 @@ def test_an_index_finds_rows_by_any_version_kept() -> None:
 def test_a_merge_that_ends_in_the_middle_of_a_commit_is_no_harm() -> None:
     """It ends without a lock: between a commit's look at what to put aside, and the putting."""
     made = history(4)
-    made.begin_merge(1)
+    made.begin_merge()
 
     class Ends(dict[int, Any]):
         def __iter__(self) -> Any:
