@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from tidegate.storage.access import Access
 from tidegate.storage.indexes import SecondaryIndex
 from tidegate.storage.schema import Column, Key, Relation, Row
 from tidegate.storage.undo import Undo
-from tidegate.storage.violations import duplicate_key, outside, read_only, taken_value, undeclared
+from tidegate.storage.violations import being_updated, duplicate_key, outside, read_only, taken_value, undeclared
 
 if TYPE_CHECKING:
     from tidegate.storage.database import Database
@@ -28,6 +29,10 @@ WriteIndex = Mapping[tuple[str, str], tuple[int, dict[Any, list[Key]]]]  # own w
 NOTHING: Mapping[Any, Any] = MappingProxyType({})
 WriteSet = dict[str, dict[Key, Row | None]]
 _named = tuple.__new__  # a stored row as users see it: an instance of its table's named tuple class
+
+
+class _Updating(dict[str, Access]):
+    """The access of a function that ``update_each`` calls: not to write to the table that is being updated."""
 
 
 class View:
@@ -346,7 +351,8 @@ class View:
 
             txn.update_each("beds", [visit.bed for visit in ended], free=lambda bed: bed.free + 1)
 
-        A key that comes twice is changed twice; one without a row is passed over. When a row is refused, none is changed.
+        A key that comes twice is changed twice; one without a row is passed over. When a row is refused, none is changed. A
+        function may read all tables of the procedure, and write to the others.
         Much cheaper than ``get`` and ``update`` for each.
         """
         access = self.writable(table)
@@ -368,8 +374,8 @@ class View:
             if old is not None:
                 key = key_of(old)
                 row = _named(named, changed.get(key, old))
-                for name, value in computed:
-                    changes[name] = value(row)
+                if computed:
+                    self._compute(access, computed, row, changes)
                 changed[key] = new = change(row, changes)
                 news.append(new)
         self.put_all(table, changed)
@@ -387,13 +393,21 @@ class View:
                 row = self.get(table, key)
                 if row is not None:
                     undo.remember(access.key_of(row))
-                    for name, value in computed:
-                        changes[name] = value(row)
+                    self._compute(access, computed, row, changes)
                     news.append(self.update(table, key, **changes))
         except BaseException:
             undo.roll_back()
             raise
         return news
+
+    def _compute(self, access: Access, computed: list[tuple[str, Any]], row: Row, changes: dict[str, Any]) -> None:
+        """Let the functions of ``update_each`` make the changes for a row. What they write to its table would be lost."""
+        before, self.access = self.access, _Updating({**self.access, access.table.name: replace(access, write=False)})
+        try:
+            for name, value in computed:
+                changes[name] = value(row)
+        finally:
+            self.access = before
 
     def put_checked(self, access: Access, key: Key, new: Row, old: Row | None) -> None:
         """Write ``new`` over ``old`` after the table's constraints agree."""
@@ -461,7 +475,7 @@ class View:
         """The access to a table that is about to be written."""
         access = self.access.get(table) or self.undeclared(table)
         if not access.write:
-            raise read_only(self.procedure, table)
+            raise (being_updated if isinstance(self.access, _Updating) else read_only)(self.procedure, table)
         return access
 
     def undeclared(self, table: str) -> Access:

@@ -40,6 +40,15 @@ def read_only(procedure: str, table: str) -> AccessError:
     )
 
 
+def being_updated(procedure: str, table: str) -> AccessError:
+    return AccessError(
+        f"procedure {procedure} writes to {table} in a function that update_each calls for its rows; do it before or after, or "
+        f"change the rows one by one with get and update",
+        procedure=procedure,
+        relation=table,
+    )
+
+
 def undeclared(procedure: str, table: str, known: Collection[str]) -> AccessError:
     if table in known:
         told = f"table {table} without declaring it; add reads=[{table!r}] (or writes=[{table!r}]) to its declaration"

@@ -67,7 +67,11 @@ def test_every_command_has_an_example_and_json(path: tuple[str, ...]) -> None:
 
 
 def test_version() -> None:
-    assert json.loads(run("version", "--json").stdout)["tidegate"] == run("version").stdout.strip()
+    told = run("version").stdout.strip()
+    assert json.loads(run("version", "--json").stdout)["tidegate"] == told
+    assert run("--version").stdout.strip() == told
+    as_module = [sys.executable, "-m", "tidegate.cli", "--version"]
+    assert subprocess.run(as_module, capture_output=True, text=True, check=True).stdout.strip() == told
 
 
 def test_demo_equals_the_reference() -> None:

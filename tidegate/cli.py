@@ -465,6 +465,20 @@ def _shown(value: Any) -> str:
     return str(value)
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None: ...
+
+
 def main() -> None:
     """Entry point: errors of ours are one clear message and exit code 2, never a traceback.
 
@@ -480,3 +494,7 @@ def main() -> None:
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

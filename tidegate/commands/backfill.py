@@ -36,12 +36,14 @@ def backfill(
     Example: tidegate backfill ward.py:app vitals.csv --stream vitals --order-by seen --data ward.db --master spark://host:7077
     """
     import tidegate
+    from tidegate.config import Config
     from tidegate.connectors.backfill import backfill as run
     from tidegate.connectors.backfill import check_asked
     from tidegate.dataflows.validation import unknown
     from tidegate.loading import load_app
     from tidegate.streams.spark.session import spark_session
 
+    Config(backend=backend)  # type: ignore[arg-type]  # before anything is started: is there such a one?
     app = load_app(where)
     borders = {s.name: s.relation for s in app.streams.values() if s.border}
     if stream not in borders:

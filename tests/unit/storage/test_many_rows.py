@@ -321,3 +321,25 @@ def test_rows_of_a_merge_that_failed_are_dirty_still(store: Store, many: int) ->
     store.merge()
     assert store.rows("t") == []
     assert store.database.base.count(table.schema) == 0
+
+
+@pytest.mark.parametrize("ddl", [BARE, GUARDED])
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda view, row: view.insert("t", (100 + row.k, 0, None)),
+        lambda view, row: view.update("t", row.k, v=1),
+        lambda view, row: view.delete("t", row.k),
+        lambda view, row: view.delete_where("t"),
+    ],
+)
+def test_a_function_of_update_each_does_not_write_to_the_table(ddl: str, write: Callable[[View, Any], Any]) -> None:
+    store = Store(ddl)
+    view = store.view()
+    view.insert("t", (1, 2, 3))
+    store.commit(view)
+    view = store.view()
+    with pytest.raises(AccessError, match=r"writes to t in a function that update_each calls.*before or after"):
+        view.update_each("t", [1], v=lambda row: write(view, row))
+    assert not view.writes.get("t")
+    assert view.update("t", 1, v=5) == (1, 5, 3), "and may be written to again"
