@@ -55,7 +55,7 @@ class Relation:
     name is no Python identifier is reached by position.
 
     ``conform(values, defaults)``: the stored row for ``values`` (a sequence in column order, or a mapping by name), types and
-    NOT NULL checked.
+    NOT NULL checked. Rows that came out of a relation named in :meth:`trust` were checked when they went in.
     """
 
     name: str
@@ -65,15 +65,30 @@ class Relation:
     required: tuple[int, ...] = field(init=False, repr=False)  # places of the NOT NULL columns
     conform: Conform = field(init=False, repr=False)
     conform_all: Callable[[Iterable[Any]], list[Row]] = field(init=False, repr=False)  # the same for many
+    trusted: set[Any] = field(init=False, repr=False)  # classes of rows that conform
 
     def __post_init__(self) -> None:
         names = [column.name for column in self.columns]
         object.__setattr__(self, "row", row_class(self.name, names))
         object.__setattr__(self, "index_of", {name: i for i, name in enumerate(names)})
         object.__setattr__(self, "required", tuple(i for i, c in enumerate(self.columns) if not c.nullable))
-        conform, conform_all = _fast_conform(self.columns, self.row, self._conform_slowly)
+        object.__setattr__(self, "trusted", set())
+        conform, conform_all = _fast_conform(self.columns, self.row, self.trusted, self._conform_slowly)
         object.__setattr__(self, "conform", conform)
         object.__setattr__(self, "conform_all", conform_all)
+
+    def trust(self, other: Relation) -> None:
+        """Take rows that came out of ``other`` unchecked from now on, if their columns are as ours. What people make of such rows
+        is not of their class: see :func:`row_class`.
+        """
+        fits = [
+            mine.type == theirs.type
+            and (mine.nullable or not theirs.nullable)
+            and (mine.type.family in _RECOGNISED or mine.type.sql == "DOUBLE")  # and not a list, which can be changed
+            for mine, theirs in zip(self.columns, other.columns, strict=False)
+        ]
+        if len(self.columns) == len(other.columns) and all(fits):
+            self.trusted.add(other.row)
 
     @property
     def column_names(self) -> list[str]:
@@ -105,7 +120,8 @@ class Relation:
                 relation=self.name,
                 value=tuple(values),
             )
-        made: Row = self.row._make([self.check_value(c, v) for c, v in zip(self.columns, values, strict=True)])
+        checked = [self.check_value(c, v) for c, v in zip(self.columns, values, strict=True)]
+        made: Row = tuple.__new__(self.row, checked)
         self.check_required(made)
         return made
 
@@ -281,9 +297,11 @@ class TableSchema(Relation):
         return self.check_value(self.column(name), value)
 
 
+_QUICK = 2**30 - 1  # the interpreter compares numbers up to here much faster than larger ones, and most are smaller
+
 # how the stored form of a value is recognised, by family, as source
 _RECOGNISED = {
-    "integer": "type({v}) is int and {low} <= {v} <= {high}",
+    "integer": "type({v}) is int and ({small} <= {v} and {v} <= {large} or {low} <= {v} <= {high})",
     "text": "type({v}) is str and ({v}.isascii() or is_unicode({v}))",
     "boolean": "type({v}) is bool",
     "date": "type({v}) is date",
@@ -299,7 +317,8 @@ def _recognised(column: Column, name: str) -> str:
     """Source that tests whether the variable ``name`` holds a value of ``column`` in its stored form."""
     kind = column.type
     known = f"type({name}) is float" if kind.sql == "DOUBLE" else _RECOGNISED.get(kind.family, "False")
-    test = known.format(v=name, low=kind.low, high=kind.high)
+    small, large = max(kind.low, -_QUICK), min(kind.high, _QUICK)
+    test = known.format(v=name, low=kind.low, high=kind.high, small=small, large=large)
     return f"({name} is None or {test})" if column.nullable else test
 
 
@@ -309,7 +328,7 @@ _SCOPE = {
 }
 
 
-def _fast_conform(columns: Sequence[Column], row: Any, slowly: Conform) -> tuple[Conform, Any]:
+def _fast_conform(columns: Sequence[Column], row: Any, trusted: set[Any], slowly: Conform) -> tuple[Conform, Any]:
     """A function that makes the row at once when every value is in its stored form already, and one that does so for many.
 
     Generated, because every row that enters or is written passes here: one test per column, no calls. What it does not
@@ -319,6 +338,8 @@ def _fast_conform(columns: Sequence[Column], row: Any, slowly: Conform) -> tuple
     tests = [_recognised(column, name) for name, column in zip(names, columns, strict=True)]
     source = (
         f"def conform(values, defaults=None):\n"
+        f"    if type(values) in trusted:\n"
+        f"        return new(row, values)\n"
         f"    if isinstance(values, rows) and len(values) == {len(columns)}:\n"
         f"        {', '.join(names)}, = values\n"
         f"        if {' and '.join(tests)}:\n"
@@ -327,6 +348,9 @@ def _fast_conform(columns: Sequence[Column], row: Any, slowly: Conform) -> tuple
         f"def conform_all(many):\n"
         f"    made = []\n"
         f"    for values in many:\n"
+        f"        if type(values) in trusted:\n"
+        f"            made.append(new(row, values))\n"
+        f"            continue\n"
         f"        if isinstance(values, rows) and len(values) == {len(columns)}:\n"
         f"            {', '.join(names)}, = values\n"
         f"            if {' and '.join(tests)}:\n"
@@ -335,7 +359,14 @@ def _fast_conform(columns: Sequence[Column], row: Any, slowly: Conform) -> tuple
         f"        made.append(slowly(values))\n"
         f"    return made\n"
     )
-    scope: dict[str, Any] = {**_SCOPE, "new": tuple.__new__, "row": row, "rows": (tuple, list), "slowly": slowly}
+    scope: dict[str, Any] = {
+        **_SCOPE,
+        "new": tuple.__new__,
+        "row": row,
+        "rows": (tuple, list),
+        "trusted": trusted,
+        "slowly": slowly,
+    }
     exec(source, scope)
     return scope["conform"], scope["conform_all"]
 
@@ -384,9 +415,23 @@ def _fast_change(schema: TableSchema, names: Sequence[str]) -> Change:
 
 
 def row_class(name: str, names: Iterable[str]) -> Any:
-    """A named tuple class whose fields are the columns (positional where a name is no identifier)."""
+    """A named tuple class whose fields are the columns (positional where a name is no identifier).
+
+    What the class makes when it is called, and ``_make`` and ``_replace``, is of its parent class: an instance of the class
+    itself is a row that was checked and stored.
+    """
     fields = [
         n if n.isidentifier() and not keyword.iskeyword(n) and not n.startswith("_") else f"column{i}"
         for i, n in enumerate(names)
     ]
-    return namedtuple(name if name.isidentifier() and not keyword.iskeyword(name) else "Row", fields, rename=True)
+    title = name if name.isidentifier() and not keyword.iskeyword(name) else "Row"
+    made: Any = namedtuple(title, fields, rename=True)  # type: ignore[misc]  # its name is known when it is declared
+    return type(
+        title,
+        (made,),
+        {
+            "__slots__": (),
+            "__new__": lambda cls, *values, **named: made(*values, **named),
+            "_make": classmethod(lambda cls, values: made._make(values)),
+        },
+    )

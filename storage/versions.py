@@ -79,6 +79,7 @@ class VersionedTable:
         self._aside: dict[Key, Row | None] | None = None
         self._gone: list[Key] = []  # deleted, according to the merge
         self._evictions = 0
+        self._busy = not complete  # is there more to a commit than the newest rows?
         self._placing = threading.RLock()
 
     # ---- reading
@@ -168,6 +169,11 @@ class VersionedTable:
                 if not self._needed(key):
                     del self.rows[key]
             self.complete = True
+            self._look()
+
+    def _look(self) -> None:
+        """Under the lock, after something that a commit has to mind has gone."""
+        self._busy = bool(self.chains) or not self.complete or bool(self.merging)
 
     def _needed(self, key: Key) -> bool:
         """Must it be remembered that there is no row with ``key``, or not this one?"""
@@ -204,6 +210,37 @@ class VersionedTable:
         ``keep_older``: some unfinished execution may still read what was there before; otherwise it is dropped at
         once, which is the whole of garbage collection for a serial run.
         """
+        if keep_older or self._busy:
+            self._commit_slowly(writes, position, commit, keep_older)
+            return
+        rows, dirty = self.rows, self.dirty
+        if self.indexes:
+            self._commit_indexed(writes)
+        else:
+            for key, row in writes.items():
+                if key not in dirty:
+                    dirty[key] = rows.get(key) is not None
+                rows[key] = row and row[:]  # a plain tuple, whatever it was
+        self.straight = position
+        self.newest_commit = commit
+
+    def _commit_indexed(self, writes: dict[Key, Row | None]) -> None:
+        if len(writes) >= MANY:
+            writes = self._commit_many(writes)
+        rows, dirty, indexes = self.rows, self.dirty, self.indexes
+        for key, row in writes.items():
+            old = rows.get(key)
+            if key not in dirty:
+                dirty[key] = old is not None
+            rows[key] = row = row and row[:]
+            for index in indexes:
+                if old is None and row is not None:
+                    index.add(row, key)
+                else:
+                    index.replace(old, row, key)
+
+    def _commit_slowly(self, writes: dict[Key, Row | None], position: Position, commit: int, keep_older: bool) -> None:
+        """``commit`` where somebody reads older versions or may have done so, a merge is under way, or rows are not in memory."""
         if not writes:
             return
         aside = self._aside  # looked at once: the merge may end it at any moment
@@ -211,25 +248,8 @@ class VersionedTable:
             self._set_aside(aside, writes)
         if keep_older:
             self._keep_older(writes, position, commit)
-        elif self.chains or not self.complete:
-            self._commit_each(writes, position, commit)
         else:
-            if len(writes) >= MANY:
-                writes = self._commit_many(writes)
-            rows, dirty, indexes = self.rows, self.dirty, self.indexes
-            for key, row in writes.items():
-                if row is not None:
-                    row = row[:]  # a plain tuple, whatever it was
-                if indexes:
-                    old = rows.get(key)
-                    if key not in dirty:
-                        dirty[key] = old is not None
-                    for index in indexes:
-                        index.replace(old, row, key)
-                elif key not in dirty:
-                    dirty[key] = rows.get(key) is not None
-                rows[key] = row
-            self.straight = position
+            self._commit_each(writes, position, commit)
         self.newest_commit = commit
 
     def _commit_many(self, writes: dict[Key, Row | None]) -> dict[Key, Row | None]:
@@ -245,9 +265,8 @@ class VersionedTable:
                 continue
             dirty.setdefault(key, True)
             if row is None:
-                if indexes:
-                    gone.append(old)
-                    gone_keys.append(key)
+                gone.append(old)
+                gone_keys.append(key)
                 rows[key] = None
                 continue
             row = row[:]
@@ -275,13 +294,14 @@ class VersionedTable:
                 self._settled = (position, commit)
             else:
                 self.straight = position
+                self._look()
 
     def _keep_older(self, writes: dict[Key, Row | None], position: Position, commit: int) -> None:
         """``commit`` where somebody may still read what was there before."""
         self.fetch(writes)
         with self._placing:
             if self.straight != NEVER:
-                self._settled, self.straight = self.settled, NEVER
+                self._settled, self.straight, self._busy = self.settled, NEVER, True
             for key, written in writes.items():
                 row = None if written is None else written[:]
                 older: Any = self.chains.get(key)
@@ -334,6 +354,7 @@ class VersionedTable:
                     del self.rows[key]
         if not self.chains and self.straight == NEVER:
             self.straight = self._settled[0]
+            self._look()
 
     def _drop_unkept(self, key: Key, before: Version, after: Version) -> None:
         kept_rows = [row for row in rows_of(after) if row is not None]
@@ -348,8 +369,9 @@ class VersionedTable:
         :meth:`forget`; or :meth:`merge_failed`. Commits may go on all the while.
         """
         assert not self.merging, "one merge at a time"
-        self.merging, self.dirty = self.dirty, {}
-        self._aside, self._gone = {}, []
+        with self._placing:
+            self.merging, self.dirty = self.dirty, {}
+            self._aside, self._gone, self._busy = {}, [], True
 
     def _set_aside(self, aside: dict[Key, Row | None], writes: Iterable[Key]) -> None:
         """These keys are about to change while a merge reads what they were."""
@@ -381,8 +403,10 @@ class VersionedTable:
 
     def merged(self) -> None:
         """The changes taken are in the base now."""
-        self.merging, self._aside = {}, None
-        self.merges += 1
+        with self._placing:
+            self.merging, self._aside = {}, None
+            self.merges += 1
+            self._look()
 
     def forget(self, size: int) -> bool:
         """Drop up to ``size`` rows that the merge found deleted and nobody has written since; False when there are no more."""
@@ -395,8 +419,10 @@ class VersionedTable:
 
     def merge_failed(self) -> None:
         """The changes taken did not reach the base: they are dirty again."""
-        self.dirty.update(self.merging)
-        self.merging, self._aside, self._gone = {}, None, []
+        with self._placing:
+            self.dirty.update(self.merging)
+            self.merging, self._aside, self._gone = {}, None, []
+            self._look()
 
     def export_chains(self, encode: Callable[[Any], Any]) -> list[Any]:
         """The chains of keys with more than their newest version, for the checkpoint."""
@@ -421,7 +447,7 @@ class VersionedTable:
                 if stored is not None:
                     for index in self.indexes:
                         index.add(stored, key)
-            self.straight = NEVER
+            self.straight, self._busy = NEVER, True
             self.chains[key] = version
             self.rows[key] = version[1]
 
@@ -432,7 +458,7 @@ class VersionedTable:
             return
         with self._placing:
             self._evictions += 1
-            self.complete = False
+            self.complete, self._busy = False, True
             for key in list(self.rows):
                 if spare <= 0:
                     return

@@ -42,6 +42,7 @@ class Program:
         declared = graph.access_of[procedure.name]
         self.access = {access.table: bind_access(access, database) for access in declared}
         self.by_key = tuple(access.table for access in declared if access.by_key)
+        self._pass_on_unchecked()
         self.windows: dict[str, dict[Any, WindowState]] = {name: {} for name in procedure.windows}
         self.windows_of = self.name if procedure.windows else None  # what the name of a window means in its SQL
         self.window_streams = tuple((name, tuple(spec.streams)) for name, spec in procedure.windows.items())
@@ -71,6 +72,14 @@ class Program:
         self.timed = any(not spec.plain for spec in procedure.windows.values())
         self._signature = inspect.signature(procedure.function)
         self.prepares = bool(self.window_triggers) or any(s in self.stream_triggers for s in self.inputs)
+
+    def _pass_on_unchecked(self) -> None:
+        """Rows that the procedure reads need no second check where it writes them as they are."""
+        tables = [access.table.schema for access in self.access.values()]
+        written = [access.table.schema for access in self.access.values() if access.write]
+        for target in [*self.outputs.values(), *written]:
+            for source in [*self.inputs.values(), *tables]:
+                target.trust(source)
 
     def bind_call(
         self, arguments: tuple[Any, ...], named: dict[str, Any]

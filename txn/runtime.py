@@ -77,32 +77,35 @@ class Runtime:
         Returns None when all have run, the awaited stream the next member needs a batch from, or ``"…"`` when only one
         member was asked for and more remain. A member whose input has no rows is passed over.
         """
-        members, streams = txn.unit.members, txn.streams
-        for program in members[txn.cursor :] if txn.cursor else members:
+        members, streams, begin = txn.unit.members, txn.streams, txn.cursor
+        for cursor, program in enumerate(members[begin:] if begin else members, begin + 1):
             batches: Sequence[Batch] | str | None
             only = program.plain_input
-            if only is not None:
-                batches = (streams[only],) if only in streams else None
-            else:
+            if only is None:
                 batches = self._inputs_of(txn, program)
+                if batches is None:
+                    continue
                 if isinstance(batches, str):
+                    txn.cursor = cursor - 1
                     return batches
-            txn.cursor += 1
-            if batches is not None:
-                txn.program, txn.procedure, txn.access, txn.batches = program, program.name, program.access, batches
-                if program.prepares:
-                    self._prepare(txn, program, batches)
-                elif program.windows:
-                    self._slide(txn, program, batches)
-                if len(batches) == 1:
-                    program.function(txn, batches[0])
-                elif batches:
-                    program.function(txn, *batches)
-                else:
-                    arguments, named = txn.arguments
-                    txn.result = program.function(txn, *arguments, **named)
-                if one_member and txn.cursor < len(members):
-                    return "…"
+            elif only in streams:
+                batches = (streams[only],)
+            else:
+                continue
+            txn.program, txn.procedure, txn.access, txn.batches = program, program.name, program.access, batches
+            if program.prepares:
+                self._prepare(txn, program, batches)
+            elif program.windows:
+                self._slide(txn, program, batches)
+            if batches:
+                program.function(txn, *batches)
+            else:
+                arguments, named = txn.arguments
+                txn.result = program.function(txn, *arguments, **named)
+            if one_member and cursor < len(members):
+                txn.cursor = cursor
+                return "…"
+        txn.cursor = len(members)
         return None
 
     def _inputs_of(self, txn: Transaction, program: Program) -> list[Batch] | str | None:
@@ -169,7 +172,7 @@ class Runtime:
                 self._slide(txn, program, batches)
                 for stream in program.outputs:
                     if stream in emitted:
-                        txn.put_out(stream, emitted[stream])
+                        txn.put_out(stream, program.outputs[stream], emitted[stream])
 
     def attempt(self, txn: Transaction) -> str | Aborted | ProcedureFailed | None:
         """``advance``, with retries: returns what it returns, or the error that ended the transaction.

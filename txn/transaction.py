@@ -133,18 +133,17 @@ class Transaction(View):
             raise DataError(f"emit({stream!r}, …) takes a list of rows, got {rows!r}", relation=stream)
         else:
             new = relation.conform_all(rows)
-        self.put_out(stream, new)
+        self.put_out(stream, relation, new)
         triggers = self.program.stream_triggers
         if triggers and new and stream in triggers:
             self.fire(triggers[stream], stream, relation, new)
 
-    def put_out(self, stream: str, rows: list[Row]) -> None:
+    def put_out(self, stream: str, relation: Relation, rows: list[Row]) -> None:
         """More rows of the batch on an output stream. With the first ones there is a batch, for its consumers to take."""
         if stream in self.emitted:
             self.emitted[stream].rows += rows  # type: ignore[operator]  # our own list
         elif rows:
             assert self.batch_id is not None
-            relation = self.program.outputs[stream]
             self.emitted[stream] = self.streams[stream] = Batch(relation, self.batch_id, rows, self.key)
 
     def _no_output(self, stream: str) -> AccessError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import uuid
+from copy import copy
 from decimal import Decimal
 from typing import Any
 
@@ -14,7 +15,7 @@ from stores import Store
 
 from tidegate.errors import ConstraintError, DataError, DeclarationError
 from tidegate.storage.ddl import Scratch, from_sqlalchemy
-from tidegate.storage.types import column_type
+from tidegate.storage.types import INTEGER_WIDTHS, column_type
 
 MOMENT = dt.datetime(2020, 1, 2, 3, 4, 5, 6)
 
@@ -179,3 +180,68 @@ def test_merge_writes_meta_with_the_rows(votes: Store) -> None:
     assert votes.database.base.read_meta() == {"frontier": 7}
     assert votes.database.base.count(votes.tables["votes"]) == 1
     assert votes.database.unmerged == 0
+
+
+@pytest.mark.parametrize("kind", INTEGER_WIDTHS)
+def test_every_whole_number_is_taken_or_refused_at_its_limits(kind: str) -> None:
+    relation = Scratch().define_relation("s", f"n {kind} NOT NULL, m {kind}")
+    low, high, _ = INTEGER_WIDTHS[kind]
+    near = [edge + step for edge in (low, high, -(2**31), -(2**30), 0, 2**30, 2**31) for step in (-2, -1, 0, 1, 2)]
+    for value in near:
+        for row in ((value, 0), (1, value)):
+            if low <= value <= high:
+                assert relation.conform(row) == row
+                assert relation.conform_all([row]) == [row]
+            else:
+                with pytest.raises(DataError, match="out of range"):
+                    relation.conform(row)
+                with pytest.raises(DataError, match="out of range"):
+                    relation.conform_all([row])
+
+
+# ---- rows that were checked already
+
+
+def test_rows_of_a_relation_that_fits_are_passed_on_and_what_people_make_of_them_is_checked() -> None:
+    scratch = Scratch()
+    source, target = (scratch.define_relation(name, "n INTEGER NOT NULL, t VARCHAR") for name in "ab")
+    target.trust(source)
+    assert target.trusted == {source.row}
+    row = source.conform((1, "x"))
+    assert type(row) is source.row
+    assert type(target.conform(row)) is target.row
+    assert target.conform_all([row, (2, None)]) == [(1, "x"), (2, None)]
+    for changed in (
+        row._replace(n="no"),
+        type(row)("no", "x"),
+        type(row)._make(["no", "x"]),
+        copy(row)._replace(n="no"),
+    ):
+        assert type(changed) is not source.row
+        assert type(changed).__name__ == "a"
+        with pytest.raises(DataError, match=r"b\.n"):
+            target.conform(changed)
+        with pytest.raises(DataError, match=r"b\.n"):
+            target.conform_all([changed])
+    assert row._replace(n=5) == (5, "x")
+    assert type(row)(n=5, t="y").t == "y"
+    assert row._asdict() == {"n": 1, "t": "x"}
+    assert repr(row) == "a(n=1, t='x')"
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("n INTEGER", "n INTEGER NOT NULL"),
+        ("n INTEGER", "n BIGINT"),
+        ("n INTEGER, m INTEGER", "n INTEGER"),
+        ("n INTEGER", "n INTEGER, m INTEGER"),
+        ("n INTEGER[]", "n INTEGER[]"),
+        ("n DECIMAL(9, 2)", "n DECIMAL(9, 3)"),
+    ],
+)
+def test_rows_of_a_relation_that_does_not_fit_are_checked(source: str, target: str) -> None:
+    scratch = Scratch()
+    taking = scratch.define_relation("b", target)
+    taking.trust(scratch.define_relation("a", source))
+    assert not taking.trusted
