@@ -10,6 +10,9 @@ from tidegate.storage.schema import Change, Key, Row
 from tidegate.storage.versions import VersionedTable
 
 
+def _unknown(key: Key) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Access:
     """A procedure's declared access to one table.
@@ -18,7 +21,8 @@ class Access:
     committed state instead of the execution's own position, and never wait.
 
     The rest is what every row access needs of the table, at hand. ``plain``: the newest row may be read straight away, above
-    ``table.straight``; ``free``: and a row whose key is new may be written.
+    ``table.straight``; ``newest(key)`` is that row if it is in memory, and None without ``plain``. ``free``: and a row whose key
+    is new may be written.
     """
 
     table: VersionedTable
@@ -26,7 +30,7 @@ class Access:
     by_key: bool = False
     committed: bool = False
     plain: bool = field(init=False, repr=False)
-    newest: Callable[[Key], Row | None] = field(init=False, repr=False)  # of those in memory
+    newest: Callable[[Key], Row | None] = field(init=False, repr=False)
     row: Any = field(init=False, repr=False)
     key_of: Callable[[Row], Key] = field(init=False, repr=False)
     conform: Callable[..., Row] = field(init=False, repr=False)
@@ -38,7 +42,7 @@ class Access:
         schema = self.table.schema
         at_hand = {
             "plain": not (self.by_key or self.committed),
-            "newest": self.table.newest_held,
+            "newest": _unknown if self.by_key or self.committed else self.table.newest_held,
             "row": schema.row,
             "key_of": schema.key_of,
             "conform": schema.conform,

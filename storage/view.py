@@ -88,7 +88,7 @@ class View:
             row = access.newest(key)
         except (KeyError, TypeError):  # an undeclared table; a key that can't be one
             return self._get_slowly(self.access.get(table) or self.undeclared(table), key)
-        if row is None or not access.plain:
+        if row is None:
             return self._get_absent(access, key)
         if access.table.straight >= self.position:
             row = access.table.read(key, self.position)
@@ -96,7 +96,7 @@ class View:
         return _named(access.row, row)
 
     def _get_absent(self, access: Access, key: Key) -> Row | None:
-        """A key without a row in memory, or not to be read straight away."""
+        """A key without a row in memory that may be read straight away."""
         table = access.table
         whole = access.plain and table.complete and table.straight < self.position
         if whole and table.schema.conform_key(key) is key:
@@ -171,11 +171,11 @@ class View:
 
     def visible(self, access: Access, keys: Iterable[Key]) -> list[Row]:
         """The rows with these stored keys that this execution sees."""
-        table, plain, newest, position = access.table, access.plain, access.newest, self.position
+        table, newest, position = access.table, access.newest, self.position
         written = self.writes.get(table.name, ())
         rows = []
         for key in keys:
-            row = newest(key) if plain and key not in written else None
+            row = newest(key) if key not in written else None
             if row is None or table.straight >= position:
                 row = self.row(access, key)
             if row is not None:
@@ -301,7 +301,7 @@ class View:
             if written is not None and key in written:
                 old = written[key]
             else:
-                old = access.newest(key) if access.plain else None
+                old = access.newest(key)
                 if old is None or access.table.straight >= self.position:
                     old = self.get(table, key)
         except TypeError:  # a key that can't be one

@@ -454,12 +454,13 @@ def inline_transaction(
     runtime: Runtime, unit: UnitProgram, sequence: int, batch: Batch, streams: Mapping[str, Batch], time: dt.datetime
 ) -> Transaction | None:
     """The transaction of a unit on what there is on its inputs; None when it does not start, because a batch has no rows."""
-    if unit.only_input is None:
+    only = unit.only_input
+    if only is None:
         inputs = {name: streams[name] for name in unit.inputs if name in streams}
         if not inputs or (len(inputs) < len(unit.inputs) and not unit.unit.either):
             return None
-    elif unit.only_input in streams:
-        inputs = {unit.only_input: streams[unit.only_input]}
+    elif only in streams:
+        inputs = {only: streams[only]}
     else:
         return None
     number = batch.id if unit.unit.numbered_by is None else sequence

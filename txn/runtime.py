@@ -97,7 +97,9 @@ class Runtime:
                 self._prepare(txn, program, batches)
             elif program.windows:
                 self._slide(txn, program, batches)
-            if batches:
+            if only is not None:
+                program.function(txn, batches[0])
+            elif batches:
                 program.function(txn, *batches)
             else:
                 arguments, named = txn.arguments
@@ -203,11 +205,14 @@ class Runtime:
     def commit(self, txn: Transaction, keep_older: bool, readers: Readers | None = None) -> dict[str, Batch]:
         """Make everything the transaction did visible; returns the batches it emitted."""
         if txn.writes:
-            changes = self._changes(txn) if self.changelogs and self.listeners else ()
-            self.database.commit(txn.writes, txn.position, keep_older, readers)
-            for batch in changes:
-                for listener in self.listeners[batch.stream]:
-                    listener(txn.position, batch)
+            if self.changelogs and self.listeners:
+                changes = self._changes(txn)
+                self.database.commit(txn.writes, txn.position, keep_older, readers)
+                for batch in changes:
+                    for listener in self.listeners[batch.stream]:
+                        listener(txn.position, batch)
+            else:
+                self.database.commit(txn.writes, txn.position, keep_older, readers)
         elif txn.unit.name in self.snapshots:
             self.snapshots[txn.unit.name](txn)
         if txn.slides:

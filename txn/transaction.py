@@ -79,20 +79,22 @@ class Transaction(View):
         self.arguments: tuple[tuple[Any, ...], dict[str, Any]] = NO_ARGUMENTS
         self.attempts = 0
         self.expired = False
-        self.restart()
-
-    def restart(self) -> None:
-        """Forget everything done so far: nothing of it was visible to anyone."""
         self.writes = {}
         self._indexed = NOTHING
         self.relations = NOTHING  # rows of streams and windows that an EE trigger is shown at the moment
         self.batches: Sequence[Batch] = ()
         self.emitted: dict[str, Batch] = {}
         self.slides: dict[tuple[str, str], Slide] = {}
-        self.streams = self.inputs.copy()
+        self.streams = inputs.copy()
         self.cursor = 0
         self.result: Any = None
         self._random: random.Random | None = None
+
+    def restart(self) -> None:
+        """Forget everything done so far: nothing of it was visible to anyone."""
+        self.writes, self.emitted, self.slides, self.streams = {}, {}, {}, self.inputs.copy()
+        self._indexed = self.relations = NOTHING
+        self.batches, self.cursor, self.result, self._random = (), 0, None, None
 
     # ---- time and chance, the same on every replay
 
@@ -125,6 +127,11 @@ class Transaction(View):
             raise self._no_output(stream)
         if type(rows) is list:
             new = relation.conform_all(rows)
+            if (
+                new and stream not in self.emitted and not self.program.stream_triggers
+            ):  # most often: nothing else to do
+                self.emitted[stream] = self.streams[stream] = Batch(relation, self.batch_id, new, self.key)  # type: ignore[arg-type]
+                return
         elif rows is None:
             new = [relation.conform(values)]
         elif isinstance(rows, Mapping):

@@ -77,10 +77,10 @@ class TupleSlide(msgspec.Struct, eq=False):
         buffer = self.buffer
         elements = buffer.elements
         elements.extend(self._new)
-        if self._first > buffer.first:
-            for _ in range(self._first - buffer.first):
-                elements.popleft()
-            buffer.first = self._first
+        first = self._first
+        while first > buffer.first:
+            elements.popleft()
+            buffer.first += 1
         buffer.windows = self._windows
 
 
@@ -113,8 +113,12 @@ class TupleState:
         windows = (total - spec.size) // spec.slide + 1
         # what lies before the newest window's start has left it, and no later window reaches back to it
         first = (windows - 1) * spec.slide
-        for i in range(first - self.first):
-            expired += elements[i] if i < held else new[i - held]
+        leaving = first - self.first
+        if leaving == 1 and held:  # most often, so without a loop
+            expired += elements[0]
+        elif leaving:
+            for i in range(leaving):
+                expired += elements[i] if i < held else new[i - held]
         return TupleSlide(self, rows, expired, new, first, windows, self.windows)
 
     def still(self) -> TupleSlide:
