@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 WriteIndex = Mapping[tuple[str, str], tuple[int, dict[Any, list[Key]]]]  # own writes, by table and index
 NOTHING: Mapping[Any, Any] = MappingProxyType({})
 WriteSet = dict[str, dict[Key, Row | None]]
+Computed = list[tuple[str, Any]]  # columns and the functions that make their values
 _named = tuple.__new__  # a stored row as users see it: an instance of its table's named tuple class
 
 
@@ -357,8 +358,9 @@ class View:
         """
         access = self.writable(table)
         computed = [(name, value) for name, value in changes.items() if callable(value)]
+        closed = _Updating({**self.access, table: replace(access, write=False)} if computed else {})
         if access.guarded or not access.plain:
-            return self._update_in_turn(access, keys, changes, computed)
+            return self._update_in_turn(access, keys, changes, computed, closed)
         change = access.changes.get(tuple(changes)) or access.table.schema.change(tuple(changes))
         held, key_of, newest, named, position = access.table, access.key_of, access.newest, access.row, self.position
         written = self.writes.get(table, {})
@@ -375,14 +377,14 @@ class View:
                 key = key_of(old)
                 row = _named(named, changed.get(key, old))
                 if computed:
-                    self._compute(access, computed, row, changes)
+                    self._compute(closed, computed, row, changes)
                 changed[key] = new = change(row, changes)
                 news.append(new)
         self.put_all(table, changed)
         return news
 
     def _update_in_turn(
-        self, access: Access, keys: Iterable[Key], changes: dict[str, Any], computed: list[tuple[str, Any]]
+        self, access: Access, keys: Iterable[Key], changes: dict[str, Any], computed: Computed, closed: _Updating
     ) -> list[Any]:
         """``update_each`` where every row has to be asked about: it may be refused, or lie in another partition."""
         table = access.table.name
@@ -393,16 +395,16 @@ class View:
                 row = self.get(table, key)
                 if row is not None:
                     undo.remember(access.key_of(row))
-                    self._compute(access, computed, row, changes)
+                    self._compute(closed, computed, row, changes)
                     news.append(self.update(table, key, **changes))
         except BaseException:
             undo.roll_back()
             raise
         return news
 
-    def _compute(self, access: Access, computed: list[tuple[str, Any]], row: Row, changes: dict[str, Any]) -> None:
+    def _compute(self, closed: _Updating, computed: Computed, row: Row, changes: dict[str, Any]) -> None:
         """Let the functions of ``update_each`` make the changes for a row. What they write to its table would be lost."""
-        before, self.access = self.access, _Updating({**self.access, access.table.name: replace(access, write=False)})
+        before, self.access = self.access, closed
         try:
             for name, value in computed:
                 changes[name] = value(row)

@@ -127,9 +127,7 @@ class Transaction(View):
             raise self._no_output(stream)
         if type(rows) is list:
             new = relation.conform_all(rows)
-            if (
-                new and stream not in self.emitted and not self.program.stream_triggers
-            ):  # most often: nothing else to do
+            if new and stream not in self.emitted and not self.program.stream_triggers:  # most often
                 self.emitted[stream] = self.streams[stream] = Batch(relation, self.batch_id, new, self.key)  # type: ignore[arg-type]
                 return
         elif rows is None:
