@@ -170,10 +170,16 @@ def border_relation(engine: Engine | Client, stream: str) -> Relation:
 
 
 def register(spark: SparkSession) -> None:
-    """Make ``spark.read.format("tidegate")`` and the like known to this session."""
+    """Make ``spark.read.format("tidegate")`` and the like known to this session.
+
+    ``writeStream.start()`` looks data sources up in the session that is active in its thread. Where another thread has begun the
+    session, as ours does for windows, none is: this thread gets it.
+    """
     from tidegate.connectors.sparksource import TidegateSource
 
     spark.dataSource.register(TidegateSource)
+    if hasattr(spark, "_jsparkSession"):  # not with Spark Connect
+        spark._jvm.SparkSession.setActiveSession(spark._jsparkSession)  # type: ignore[union-attr]
 
 
 @contextmanager

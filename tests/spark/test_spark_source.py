@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
@@ -288,6 +289,30 @@ def test_micro_batches_are_written_once(
     write()
     assert state(engine) == oracle(range(3))
     assert engine.position("spark:readings")["batch"] == 2
+
+
+def test_a_stream_is_written_from_a_thread_that_has_not_begun_the_session(
+    spark: Any, engine: tidegate.Engine, tmp_path: Path
+) -> None:
+    """Spark looks the data source of ``writeStream`` up in the session that is active in the thread."""
+    put_files(tmp_path / "in", range(1))
+    failed: list[BaseException] = []
+
+    def write() -> None:
+        try:
+            spark._jvm.SparkSession.clearActiveSession()
+            with share(engine, spark) as options:
+                writer = readings(spark, tmp_path / "in").writeStream.format("tidegate").options(**options)
+                writer = writer.option("stream", "readings").option("checkpointLocation", str(tmp_path / "c"))
+                writer.trigger(**NOW).start().awaitTermination()
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    thread.join()
+    assert not failed, failed
+    assert state(engine) == oracle(range(1))
 
 
 # ---- a served engine
