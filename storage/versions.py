@@ -53,7 +53,7 @@ class VersionedTable:
     """One table: the newest committed row of every cached key, older versions while someone may read them.
 
     ``complete``: every row of the table is in memory, so a missing key is an absent row. Otherwise a missing key is
-    asked from the base through ``load``; absent keys are remembered as deleted at BASE.
+    asked from the base through ``load``, and that it has no row is remembered as None.
     """
 
     def __init__(self, schema: TableSchema, load: Loader | None = None, complete: bool = True) -> None:
