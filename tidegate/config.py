@@ -31,8 +31,8 @@ class Config:
     acknowledgement then means little). ``generation_bytes``: keep a copy of the base after so much log.
 
     ``tune_process``: while the engine is open, what existed before it is left out of garbage collections (``gc.freeze``),
-    and full ones are rarer; while somebody listens for acknowledgements, threads take turns every millisecond. False: for a
-    process with rules of its own.
+    and full ones are rarer; while somebody listens for acknowledgements, threads take turns every millisecond; large tables
+    are put into large pages of memory. False: for a process with rules of its own.
     """
 
     executor: Literal["serial", "threads", "manual"] = "serial"

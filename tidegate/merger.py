@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from tidegate.errors import DiskFull
+from tidegate.pages import LargePages
 from tidegate.state import saved_state
 from tidegate.views import Merge
 
@@ -39,6 +40,7 @@ class Merger:
         self.done: deque[Merge] = deque(maxlen=KEPT)
         self.count = self.rows = 0  # of all merges of this opening, also those no longer kept
         self.seconds = 0.0
+        self._pages = LargePages(engine.database) if engine.config.tune_process else None
         if engine.database.concurrent:
             self._start()
 
@@ -112,6 +114,8 @@ class Merger:
             took = engine.clock.monotonic() - started
             self.count, self.rows, self.seconds = self.count + 1, self.rows + rows, self.seconds + took
             self.done.append(Merge(self.count, rows, took, engine.clock.now()))
+            if self._pages is not None:
+                self._pages.look()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
