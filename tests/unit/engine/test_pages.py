@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import mmap
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,35 +15,46 @@ from tidegate import App, Transaction, pages
 MB = 1 << 20
 
 
-def region(start: int, end: int, *, rss: int, large: int = 0, access: str = "rw-p", of: str = "") -> str:
-    """A region of memory as the system tells of it; sizes in bytes."""
-    return (
-        f"{start:012x}-{end:012x} {access} 00000000 00:00 0 {of}\n"
-        f"Size:           {(end - start) >> 10:8d} kB\nKernelPageSize:        4 kB\n"
-        f"Rss:            {rss >> 10:8d} kB\nPss:            {rss >> 10:8d} kB\n"
-        f"AnonHugePages:  {large >> 10:8d} kB\nVmFlags: rd wr mr mw me ac\n"
-    )
-
-
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("line", "found"),
     [
-        pytest.param(region(2 * MB, 10 * MB, rss=8 * MB), [(2 * MB, 8 * MB)], id="in-use"),
-        pytest.param(region(3 * MB, 11 * MB, rss=8 * MB), [(4 * MB, 6 * MB)], id="whole-pages-only"),
-        pytest.param(region(3 * MB, 5 * MB, rss=2 * MB), [], id="no-whole-page"),
-        pytest.param(region(2 * MB, 10 * MB, rss=MB), [], id="hardly-in-use"),
-        pytest.param(region(2 * MB, 10 * MB, rss=8 * MB, large=8 * MB), [], id="large-already"),
-        pytest.param(region(2 * MB, 10 * MB, rss=8 * MB, access="r--p"), [], id="not-ours-to-write"),
-        pytest.param(region(2 * MB, 10 * MB, rss=8 * MB, of="/usr/lib/x.so"), [], id="a-file"),
-        pytest.param(region(2 * MB, 10 * MB, rss=8 * MB, of="[heap]"), [(2 * MB, 8 * MB)], id="heap"),
-        pytest.param(
-            region(2 * MB, 4 * MB, rss=0) + region(6 * MB, 8 * MB, rss=2 * MB), [(6 * MB, 2 * MB)], id="each-by-itself"
-        ),
+        pytest.param("200000-a00000 rw-p 00000000 00:00 0", [(2 * MB, 10 * MB)], id="ours"),
+        pytest.param("300000-b00000 rw-p 00000000 00:00 0", [(4 * MB, 10 * MB)], id="whole-pages-only"),
+        pytest.param("300000-500000 rw-p 00000000 00:00 0", [], id="no-whole-page"),
+        pytest.param("200000-a00000 r--p 00000000 00:00 0", [], id="not-ours-to-write"),
+        pytest.param("200000-a00000 rw-p 00000000 fe:00 77  /usr/lib/x y.so", [], id="a-file"),
+        pytest.param("200000-a00000 rw-p 00000000 00:00 0      [heap]", [(2 * MB, 10 * MB)], id="heap"),
+        pytest.param("200000-a00000 rw-p 00000000 00:00 0      [anon: some name]", [(2 * MB, 10 * MB)], id="named"),
+        pytest.param("200000-a00000 rw-p 00000000 00:00 0      [stack]", [], id="stack"),
         pytest.param("", [], id="nothing"),
     ],
 )
-def test_memory_in_use_is_found(text: str, found: list[tuple[int, int]]) -> None:
-    assert list(pages._regions(text)) == found
+def test_regions_of_memory_are_found(line: str, found: list[tuple[int, int]]) -> None:
+    assert list(pages._regions(line, 2 * MB)) == found
+
+
+def pagemap(*present: int) -> io.BytesIO:
+    """What the system tells of large pages from 4 MB on: so many small ones of each are in use."""
+    entries = [0] * 1024  # the 4 MB before
+    for count in present:
+        entries += [1 << 63 | 5] * count + [1 << 62] * (512 - count)
+    return io.BytesIO(b"".join(entry.to_bytes(8, "little") for entry in entries))
+
+
+@pytest.mark.skipif(mmap.PAGESIZE != 4096, reason="the numbers are those of small pages of 4 KB")
+@pytest.mark.parametrize(
+    ("present", "found"),
+    [
+        pytest.param([512], [(4, 6)], id="all"),
+        pytest.param([256], [(4, 6)], id="half"),
+        pytest.param([255], [], id="less"),
+        pytest.param([512, 0, 512, 300, 1, 2], [(4, 6), (8, 12)], id="here-and-there"),
+        pytest.param([0, 0, 512], [(8, 10)], id="at-the-end"),
+    ],
+)
+def test_what_is_in_use_is_found(present: list[int], found: list[tuple[int, int]]) -> None:
+    parts = list(pages._in_use(pagemap(*present), 4 * MB, (4 + 2 * len(present)) * MB, 2 * MB))
+    assert parts == [(first * MB, last * MB) for first, last in found]
 
 
 def large_bytes() -> int:
@@ -52,7 +64,8 @@ def large_bytes() -> int:
 
 
 def test_memory_comes_to_be_in_large_pages() -> None:
-    if not pages._SETTING.exists() or "[never]" in pages._SETTING.read_text():
+    setting = pages._SETTINGS / "enabled"
+    if not setting.exists() or "[never]" in setting.read_text():
         pytest.skip("this system has no large pages for whoever asks")
     held = bytearray(b"x") * (32 * MB)
     before = large_bytes()
@@ -102,17 +115,18 @@ def test_a_process_with_rules_of_its_own_does_not(app: App, asked: list[int]) ->
     assert asked == []
 
 
-@pytest.mark.parametrize("missing", ["_SETTING", "_MEMORY"])
+@pytest.mark.parametrize("missing", ["_SETTINGS", "_PROCESS"])
 def test_other_systems_are_left_alone(missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, missing, tmp_path / "not there")
     assert pages.ask() == 0
 
 
 def test_a_system_that_says_never_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    never = tmp_path / "enabled"
-    never.write_text("always madvise [never]\n")
-    monkeypatch.setattr(pages, "_SETTING", never)
-    asked_of: list[Callable[[], None]] = []
-    monkeypatch.setattr(pages.ctypes, "CDLL", lambda name: asked_of.append(name))
+    (tmp_path / "enabled").write_text("always madvise [never]\n")
+    (tmp_path / "hpage_pmd_size").write_text(f"{2 * MB}\n")
+    monkeypatch.setattr(pages, "_SETTINGS", tmp_path)
+    held = bytearray(b"x") * (8 * MB)
     assert pages.ask() == 0
-    assert asked_of == []
+    (tmp_path / "enabled").write_text("always [madvise] never\n")
+    assert pages.ask() > 0
+    assert len(held) == 8 * MB
