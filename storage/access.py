@@ -34,7 +34,7 @@ class Access:
     row: Any = field(init=False, repr=False)
     key_of: Callable[[Row], Key] = field(init=False, repr=False)
     conform: Callable[..., Row] = field(init=False, repr=False)
-    changes: Mapping[tuple[str, ...], Change] = field(init=False, repr=False)
+    changes: Mapping[tuple[str, ...], Change] = field(init=False, repr=False)  # of columns, as far as known; none if guarded
     guarded: bool = field(init=False, repr=False)
     free: bool = field(init=False, repr=False)
 
@@ -46,7 +46,7 @@ class Access:
             "row": schema.row,
             "key_of": schema.key_of,
             "conform": schema.conform,
-            "changes": schema.changes,
+            "changes": schema.changes if self.write and not self.table.guarded else {},
             "guarded": self.table.guarded,
             "free": not (self.by_key or self.committed or self.table.guarded),
         }

@@ -237,7 +237,9 @@ class TableSchema(Relation):
 
     def change(self, names: tuple[str, ...]) -> Change:
         """The function that makes a row with just these columns changed: types and NOT NULL checked, key columns refused."""
-        found = self.changes[names] = _fast_change(self, names)
+        found = self.changes.get(names)
+        if found is None:
+            found = self.changes[names] = _fast_change(self, names)
         return found
 
     def changed_slowly(self, row: Row, changes: Mapping[str, Any]) -> Row:

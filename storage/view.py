@@ -39,18 +39,18 @@ class _Updating(dict[str, Access]):
 class View:
     """Tables as of ``position``, restricted to ``access``, with private writes on top.
 
-    ``procedure`` names the owner in error messages. ``relations`` are extra named rows that SQL may read (the input
+    ``relations`` are extra named rows that SQL may read (the input
     batch, windows). ``now``, ``random`` and ``uuid`` are what SQL's functions of these names return.
     """
 
     __slots__ = (
         "_indexed",
+        "_procedure",
         "access",
         "commit",
         "database",
         "partitions",
         "position",
-        "procedure",
         "relations",
         "writes",
     )
@@ -68,12 +68,17 @@ class View:
         self.database = database
         self.position = position
         self.access = access
-        self.procedure = procedure
+        self._procedure = procedure
         self.partitions = partitions or {}
         self.commit = commit
         self.writes: WriteSet = {}
         self._indexed: WriteIndex = NOTHING
         self.relations: Mapping[str, tuple[Relation, Sequence[Row]]] = NOTHING
+
+    @property
+    def procedure(self) -> str:
+        """Who it is that reads or writes, for error messages."""
+        return self._procedure
 
     # ---- reading
 
@@ -294,32 +299,36 @@ class View:
 
     def update(self, table: str, key: Key, /, **changes: Any) -> Any:
         """Change columns of the row with this primary key; returns the new row, or None when there is no such row."""
-        access = self.access.get(table)
-        if access is None or not access.write:
-            access = self.writable(table)
-        written = self.writes.get(table)
+        writes = self.writes
         try:  # what get() does, without naming a row that nobody sees
-            if written is not None and key in written:
-                old = written[key]
-            else:
-                old = access.newest(key)
-                if old is None or access.table.straight >= self.position:
-                    old = self.get(table, key)
-        except TypeError:  # a key that can't be one
-            old = self.get(table, key)
+            access = self.access[table]
+            change = access.changes[tuple(changes)]  # there are none if the table may not be written just like that
+            written = writes.get(table)
+            old = access.newest(key) if written is None or key not in written else written[key]
+        except (KeyError, TypeError):  # not written so before; an undeclared table; a key that can't be one
+            return self._update_slowly(table, key, changes)
+        if old is None or access.table.straight >= self.position:
+            return self._update_slowly(table, key, changes)
+        new = change(old, changes)
+        if written is None:
+            writes[table] = {access.key_of(old): new}
+        elif self._indexed:
+            self.put(table, access.key_of(old), new)
+        else:
+            written[access.key_of(old)] = new
+        return new
+
+    def _update_slowly(self, table: str, key: Key, changes: dict[str, Any]) -> Any:
+        """``update`` where the row has to be looked for, or constraints agree."""
+        access = self.writable(table)
+        old = self.get(table, key)
         if old is None:
             return None
-        change = access.changes.get(tuple(changes)) or access.table.schema.change(tuple(changes))
-        new = change(old, changes)
+        new = access.table.schema.change(tuple(changes))(old, changes)
         key = access.key_of(old)
         if access.guarded:
             self._check_constraints(access, key, new, old)
-        if written is None:
-            self.writes[table] = {key: new}
-        elif self._indexed:
-            self.put(table, key, new)
-        else:
-            written[key] = new
+        self.put(table, key, new)
         return new
 
     def delete(self, table: str, key: Key) -> bool:
@@ -361,7 +370,7 @@ class View:
         closed = _Updating({**self.access, table: replace(access, write=False)} if computed else {})
         if access.guarded or not access.plain:
             return self._update_in_turn(access, keys, changes, computed, closed)
-        change = access.changes.get(tuple(changes)) or access.table.schema.change(tuple(changes))
+        change = access.table.schema.change(tuple(changes))
         held, key_of, newest, named, position = access.table, access.key_of, access.newest, access.row, self.position
         written = self.writes.get(table, {})
         news: list[Row] = []

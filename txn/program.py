@@ -125,7 +125,10 @@ class Program:
 
 
 class UnitProgram:
-    """A unit of atomicity bound to one engine: its members' programs in rank order."""
+    """A unit of atomicity bound to one engine: its members' programs in rank order.
+
+    ``plain``: a member runs when there is a batch on its only input; none waits, or sets off EE triggers.
+    """
 
     def __init__(self, unit: Unit, programs: dict[str, Program]) -> None:
         self.unit = unit
@@ -134,6 +137,7 @@ class UnitProgram:
         self.inputs = unit.inputs
         self.only_input = unit.inputs[0] if len(unit.inputs) == 1 else None
         self.members = tuple(programs[procedure.name] for procedure in unit.members)
+        self.plain = all(member.plain_input is not None and not member.prepares for member in self.members)
         self.by_key = tuple(dict.fromkeys(table for program in self.members for table in program.by_key))
         self.deadline_s = min((m.deadline_s for m in unit.members if m.deadline_s is not None), default=None)
         self.committed = any(access.committed for program in self.members for access in program.access.values())

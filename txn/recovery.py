@@ -351,7 +351,7 @@ class Replay:
             self._put_effects(txn, record)
             return None
         facts: dict[str, Any] = {"procedure": record.procedure, "position": record.position}
-        txn.procedure = record.procedure
+        txn.program = self._executor.runtime.programs.get(record.procedure, txn.unit.members[0])
         match record.outcome:
             case "aborted":
                 return Aborted(record.reason, reason=record.reason, **facts)

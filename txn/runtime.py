@@ -77,37 +77,41 @@ class Runtime:
         Returns None when all have run, the awaited stream the next member needs a batch from, or ``"…"`` when only one
         member was asked for and more remain. A member whose input has no rows is passed over.
         """
-        members, streams, begin = txn.unit.members, txn.streams, txn.cursor
-        for cursor, program in enumerate(members[begin:] if begin else members, begin + 1):
-            batches: Sequence[Batch] | str | None
-            only = program.plain_input
-            if only is None:
-                batches = self._inputs_of(txn, program)
-                if batches is None:
-                    continue
-                if isinstance(batches, str):
-                    txn.cursor = cursor - 1
-                    return batches
-            elif only in streams:
-                batches = (streams[only],)
-            else:
+        if one_member or txn.cursor or not txn.unit.plain:
+            return self._advance_slowly(txn, one_member)
+        streams = txn.streams
+        for program in txn.unit.members:
+            name = program.plain_input
+            if name in streams:
+                txn.program, txn.access, batch = program, program.access, streams[name]
+                if program.own_windows:
+                    self._slide_own(txn, program, batch.rows)
+                program.function(txn, batch)
+        return None
+
+    def _advance_slowly(self, txn: Transaction, one_member: bool) -> str | None:
+        """``advance`` where a member may wait, has several inputs or none, or sets off EE triggers; or one at a time."""
+        members = txn.unit.members
+        while txn.cursor < len(members):
+            program = members[txn.cursor]
+            batches = self._inputs_of(txn, program)
+            if isinstance(batches, str):
+                return batches
+            txn.cursor += 1
+            if batches is None:
                 continue
-            txn.program, txn.procedure, txn.access, txn.batches = program, program.name, program.access, batches
+            txn.program, txn.access = program, program.access
             if program.prepares:
                 self._prepare(txn, program, batches)
             elif program.windows:
                 self._slide(txn, program, batches)
-            if only is not None:
-                program.function(txn, batches[0])
-            elif batches:
+            if batches:
                 program.function(txn, *batches)
             else:
                 arguments, named = txn.arguments
                 txn.result = program.function(txn, *arguments, **named)
-            if one_member and cursor < len(members):
-                txn.cursor = cursor
+            if one_member and txn.cursor < len(members):
                 return "…"
-        txn.cursor = len(members)
         return None
 
     def _inputs_of(self, txn: Transaction, program: Program) -> list[Batch] | str | None:
@@ -145,14 +149,10 @@ class Runtime:
 
     def _slide(self, txn: Transaction, program: Program, batches: Sequence[Batch]) -> None:
         """Slide every window by what came on its stream. A join takes both; where nothing came, a window stays as it is."""
-        now_us = to_us(txn.time) if program.timed else 0
         if program.own_windows:
-            for place, window_name, states in program.own_windows:
-                state = states.get(txn.key)
-                if state is None:
-                    state = program.window(window_name, txn.key)
-                txn.slides[place] = state.slide(batches[0].rows, now_us)
+            self._slide_own(txn, program, batches[0].rows)
             return
+        now_us = to_us(txn.time) if program.timed else 0
         arrived = {batch.relation.name: batch.rows for batch in batches}
         for window_name, streams in program.window_streams:
             state = program.window(window_name, txn.key)
@@ -164,13 +164,22 @@ class Runtime:
                 slide = state.still()
             txn.slides[program.name, window_name] = slide
 
+    def _slide_own(self, txn: Transaction, program: Program, rows: Sequence[Row]) -> None:
+        """``_slide`` where all windows are over the procedure's only input."""
+        now_us = to_us(txn.time) if program.timed else 0
+        for place, window_name, states in program.own_windows:
+            state = states.get(txn.key)
+            if state is None:
+                state = program.window(window_name, txn.key)
+            txn.slides[place] = state.slide(rows, now_us)
+
     def put_effects(self, txn: Transaction, writes: WriteSet, emitted: dict[str, list[Row]]) -> None:
         """Make the transaction as if its procedures had run with these effects: windows slide, no user code is called."""
         txn.writes = writes
         for program in txn.unit.members:
             batches = self._inputs_of(txn, program)
             if isinstance(batches, list):
-                txn.program, txn.procedure, txn.access, txn.batches = program, program.name, program.access, batches
+                txn.program, txn.access = program, program.access
                 self._slide(txn, program, batches)
                 for stream in program.outputs:
                     if stream in emitted:

@@ -39,7 +39,6 @@ class Transaction(View):
         "arguments",
         "attempts",
         "batch_id",
-        "batches",
         "cursor",
         "emitted",
         "expired",
@@ -54,7 +53,7 @@ class Transaction(View):
         "unit",
     )
 
-    program: Program  # the procedure of the unit that is at work, on ``batches``
+    program: Program  # the procedure of the unit that is at work, or was last
 
     def __init__(
         self,
@@ -82,7 +81,6 @@ class Transaction(View):
         self.writes = {}
         self._indexed = NOTHING
         self.relations = NOTHING  # rows of streams and windows that an EE trigger is shown at the moment
-        self.batches: Sequence[Batch] = ()
         self.emitted: dict[str, Batch] = {}
         self.slides: dict[tuple[str, str], Slide] = {}
         self.streams = inputs.copy()
@@ -94,7 +92,13 @@ class Transaction(View):
         """Forget everything done so far: nothing of it was visible to anyone."""
         self.writes, self.emitted, self.slides, self.streams = {}, {}, {}, self.inputs.copy()
         self._indexed = self.relations = NOTHING
-        self.batches, self.cursor, self.result, self._random = (), 0, None, None
+        self.cursor, self.result, self._random = 0, None, None
+
+    @property
+    def procedure(self) -> str:
+        """The name of the procedure at work."""
+        program = getattr(self, "program", None)
+        return self.unit.members[0].name if program is None else program.name
 
     # ---- time and chance, the same on every replay
 
@@ -164,7 +168,7 @@ class Transaction(View):
         """The procedure's window ``name`` with this batch slid in: a :class:`~tidegate.streams.windows.results.Slide`, or
         for a plain window of tuples or batches a :class:`~tidegate.streams.windows.tuples.TupleSlide`.
         """
-        slide = self.slides.get((self.procedure, name))
+        slide = self.slides.get((self.program.name, name))
         if slide is None:
             windows = ", ".join(self.program.windows) or "none"
             raise AccessError(
@@ -194,9 +198,8 @@ class Transaction(View):
 
     def rows_of(self, name: str) -> tuple[Relation, Sequence[Row]]:
         if name not in self.relations:
-            for batch in self.batches:
-                if batch.relation.name == name:
-                    return batch.relation, batch.rows
+            if name in self.program.inputs:
+                return self.program.inputs[name], self.streams[name].rows if name in self.streams else ()
             slide = self.slides.get((self.procedure, name))
             if slide is not None:
                 return self.program.relations[name], slide.rows
