@@ -36,8 +36,8 @@ class SecondaryIndex:
         places = [schema.index_of[name] for name in index.columns]
         self.places = tuple(places)
         self.columns_of: Callable[[Row], Any] = itemgetter(*places)  # the indexed value, NULL or not
-        self.recognises = schema.recogniser(index.columns)  # is this an indexed value in its stored form?
         self._keys: dict[Any, Any] = Aged()
+        self._recognises = schema.recogniser(index.columns)  # is this an indexed value in its stored form?
         self._wide = len(places) > 1
 
     def value_of(self, row: Row) -> Any:
@@ -96,8 +96,10 @@ class SecondaryIndex:
         keys = self._keys.get(value)
         return tuple(keys) if type(keys) is set else () if keys is None else (keys,)
 
-    def count(self, value: Any) -> int:
-        """How many keys there are under ``value``."""
+    def count(self, value: Any) -> int | None:
+        """How many keys there are under ``value``; None when it is not in its stored form, or NULL."""
+        if not self._recognises(value):
+            return None
         keys = self._keys.get(value)
         return len(keys) if type(keys) is set else 0 if keys is None else 1
 

@@ -144,10 +144,10 @@ class View:
             [(names, value)] = equals.items()
         else:
             names, value = tuple(equals), tuple(equals.values())
-        index = access.table.indexed.get(names)
-        if index is not None and access.plain and table not in self.writes and index.recognises(value):
-            found = index.count(value)
-            if access.table.complete and access.table.straight < self.position:
+        held = access.table
+        if names in held.indexed and access.plain and table not in self.writes:
+            found = held.indexed[names].count(value)
+            if found is not None and held.complete and held.straight < self.position:
                 return found
         return len(self._where(access, equals))
 

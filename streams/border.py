@@ -96,9 +96,7 @@ class Border:
 
     def accept(self, key: Any, rows: list[Row], batch_id: int | None = None) -> Batch:
         """The batch, numbered after the last one or with the (checked) id given."""
-        sequence = self.sequences.get(key)
-        if sequence is None:
-            sequence = self.sequences[key] = Sequence()
+        sequence = self._sequence(key)
         last = sequence.last
         if batch_id is None:
             sequence.last = batch_id = 1 if last is None else last + 1
@@ -109,6 +107,22 @@ class Border:
         if last is None or batch_id > last:  # a deadline's default may come after later answers
             sequence.last = batch_id
         return Batch(self.relation, batch_id, rows, key)
+
+    def accept_all(self, parts: Iterable[tuple[Any, list[Row]]]) -> list[Batch]:
+        """A batch for each of these, by key, numbered after the last one."""
+        if self._key_place is not None:
+            return [self.accept(key, rows) for key, rows in parts]
+        relation, sequence = self.relation, self._sequence(None)
+        batches = [Batch(relation, i, rows) for i, (_, rows) in enumerate(parts, (sequence.last or 0) + 1)]
+        if batches:
+            sequence.last = batches[-1].id
+        return batches
+
+    def _sequence(self, key: Any) -> Sequence:
+        found = self.sequences.get(key)
+        if found is None:
+            found = self.sequences[key] = Sequence()
+        return found
 
     def _seen(self, key: Any, rows: list[Row], batch_id: int) -> bool:
         """Was exactly this batch accepted before? An id that can't be accepted any more raises."""

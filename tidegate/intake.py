@@ -110,7 +110,7 @@ class Intake:
             engine.durable.acknowledge(ticket, lsn)
         if source is not None:
             engine.offsets[source] = offset
-        batches = [border.accept(key, part) for key, part in parts]
+        batches = border.accept_all(parts)
         ticket.ids += tuple(batch.id for batch in batches)
         submit = engine.executor.submit
         if engine.runtime.ahead is not None:
@@ -351,20 +351,20 @@ class Intake:
     ) -> None:
         """Run a chunk, in the log already, batch by batch. All of it takes its place, whatever happens to a part."""
         engine = self._engine
-        waiting = iter(parts)
-        run_inline, accept, alone = engine.executor.run_inline, border.accept, engine.scheduler.idle
+        waiting = iter(border.accept_all(parts))
+        run_inline, alone = engine.executor.run_inline, engine.scheduler.idle
         try:
-            for key, part in waiting:
+            for batch in waiting:
                 engine.sequence += 1
                 if alone:
-                    alone = run_inline(inline, engine.sequence, accept(key, part), now, None)
+                    alone = run_inline(inline, engine.sequence, batch, now, None)
                 else:
-                    engine.executor.submit(engine.sequence, accept(key, part), now, Ticket(engine.teller))
+                    engine.executor.submit(engine.sequence, batch, now, Ticket(engine.teller))
                     alone = engine.scheduler.idle
         except BaseException:
-            for key, part in waiting:
+            for batch in waiting:
                 engine.sequence += 1
-                Executor.submit(engine.executor, engine.sequence, border.accept(key, part), now, Ticket(engine.teller))
+                Executor.submit(engine.executor, engine.sequence, batch, now, Ticket(engine.teller))
             raise
 
     def _announce(self, stream: str, parts: Iterable[tuple[Any, list[Any]]], now: dt.datetime) -> None:

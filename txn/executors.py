@@ -189,8 +189,7 @@ class Executor:
                 if context.program.committed:
                     self.hold_snapshot(context.txn.commit)
         else:
-            arrived = {s: b for s, b in execution.inputs.items() if b is not None and s not in context.txn.inputs}
-            context.txn.inputs.update(arrived)
+            arrived = {s: b for s, b in execution.inputs.items() if b is not None and s not in context.txn.streams}
             context.txn.streams.update(arrived)
         return context.txn
 

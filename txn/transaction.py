@@ -42,7 +42,6 @@ class Transaction(View):
         "cursor",
         "emitted",
         "expired",
-        "inputs",
         "key",
         "program",
         "result",
@@ -72,7 +71,7 @@ class Transaction(View):
         self.batch_id = batch_id
         self.key = key
         self.time = time
-        self.inputs = inputs
+        self.streams = inputs  # ours from now on, and with what is emitted on top
         self.partitions = dict.fromkeys(unit.by_key, (key,)) if unit.by_key else NO_PARTITIONS
         self.commit = runtime.database.commits if unit.committed else 0
         self.arguments: tuple[tuple[Any, ...], dict[str, Any]] = NO_ARGUMENTS
@@ -83,14 +82,13 @@ class Transaction(View):
         self.relations = NOTHING  # rows of streams and windows that an EE trigger is shown at the moment
         self.emitted: dict[str, Batch] = {}
         self.slides: dict[tuple[str, str], Slide] = {}
-        self.streams = inputs.copy()
         self.cursor = 0
         self.result: Any = None
         self._random: random.Random | None = None
 
     def restart(self) -> None:
         """Forget everything done so far: nothing of it was visible to anyone."""
-        self.writes, self.emitted, self.slides, self.streams = {}, {}, {}, self.inputs.copy()
+        self.writes, self.emitted, self.slides, self.streams = {}, {}, {}, self.inputs
         self._indexed = self.relations = NOTHING
         self.cursor, self.result, self._random = 0, None, None
 
@@ -99,6 +97,11 @@ class Transaction(View):
         """The name of the procedure at work."""
         program = getattr(self, "program", None)
         return self.unit.members[0].name if program is None else program.name
+
+    @property
+    def inputs(self) -> dict[str, Batch]:
+        """The batches that came from outside, as far as they have arrived."""
+        return {stream: batch for stream, batch in self.streams.items() if stream not in self.emitted}
 
     # ---- time and chance, the same on every replay
 
