@@ -31,10 +31,12 @@ class Access:
     committed: bool = False
     plain: bool = field(init=False, repr=False)
     newest: Callable[[Key], Row | None] = field(init=False, repr=False)
-    row: Any = field(init=False, repr=False)
+    named: Callable[[Row], Any] = field(init=False, repr=False)
     key_of: Callable[[Row], Key] = field(init=False, repr=False)
     conform: Callable[..., Row] = field(init=False, repr=False)
-    changes: Mapping[tuple[str, ...], Change] = field(init=False, repr=False)  # of columns, as far as known; none if guarded
+    changes: Mapping[tuple[str, ...], Change] = field(
+        init=False, repr=False
+    )  # of columns, as far as known; none if guarded
     guarded: bool = field(init=False, repr=False)
     free: bool = field(init=False, repr=False)
 
@@ -43,7 +45,7 @@ class Access:
         at_hand = {
             "plain": not (self.by_key or self.committed),
             "newest": _unknown if self.by_key or self.committed else self.table.newest_held,
-            "row": schema.row,
+            "named": schema.named,
             "key_of": schema.key_of,
             "conform": schema.conform,
             "changes": schema.changes if self.write and not self.table.guarded else {},

@@ -7,7 +7,6 @@ import datetime as dt
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -88,7 +87,7 @@ class RowCodec:
     """
 
     def __init__(self, relation: Relation) -> None:
-        self._make: Callable[[Iterable[Any]], Row] = partial(tuple.__new__, relation.row)
+        self._make: Callable[[Iterable[Any]], Row] = relation.named
         self._width = len(relation.columns)
         self._decoders = [(i, _decoder(c.type)) for i, c in enumerate(relation.columns) if not _plain(c.type)]
         self._direct = None if self._decoders else msgspec.msgpack.Decoder(list[relation.row])  # type: ignore[name-defined]

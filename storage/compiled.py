@@ -71,8 +71,8 @@ def _select_many(find: Find, project: Project, order: Callable[[Any], Any]) -> R
 
 def _whole(schema: TableSchema) -> Project:
     """All columns of a row, which may be stored as a plain tuple."""
-    new, row_class = tuple.__new__, schema.row
-    return lambda row, values: new(row_class, row)
+    named = schema.named
+    return lambda row, values: named(row)
 
 
 def _count(find: Find, row_class: Any, columns: int) -> Run:
@@ -92,8 +92,8 @@ def compile_update(parsed: Parsed, returning: Any, fold: Fold) -> Compiled:
         if place in schema.key_indexes:
             raise NotCompilable
         texts[place] = _assigned_value(target, node.expression, place)
-    compiler.namespace["Stored"] = schema.row
-    renew = compiler.function(f"new_tuple(Stored, ({', '.join(texts)},))", "row, p, view")
+    compiler.namespace["stored"] = schema.named
+    renew = compiler.function(f"stored(({', '.join(texts)},))", "row, p, view")
     find, path = find_rows(target, tree.args.get("where"))
     project = _returning(target, tree, returning)
     name, key_of = schema.name, schema.key_of
@@ -243,8 +243,8 @@ def _values_rows(target: Target, tree: exp.Expression, source: exp.Values) -> An
         given = dict(zip(places, item.expressions if isinstance(item, exp.Tuple) else [item], strict=True))
         default = exp.Var(this="DEFAULT")
         texts = [_assigned_value(target, given.get(i, default), i) for i in range(len(schema.columns))]
-        rows.append(f"new_tuple(Stored, ({', '.join(texts)},))")
-    compiler.namespace["Stored"] = schema.row
+        rows.append(f"stored(({', '.join(texts)},))")
+    compiler.namespace["stored"] = schema.named
     make = compiler.function(f"({', '.join(rows)},)", "p, view")
     compiler.scope = target.scope
     return make

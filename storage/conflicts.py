@@ -68,13 +68,13 @@ def compiled_conflict(parsed: Parsed, fold: Fold) -> OnConflict | None:
     alias = target_table(parsed.tree).alias_or_name
     scope = Scope().add(schema, alias, "row").add(schema, "excluded", "new", bare=False)
     compiler = Compiler(scope, fold, parsed.parameters.count, parsed.draws)
-    compiler.namespace.update(new_tuple=tuple.__new__, Stored=schema.row)
+    compiler.namespace["stored"] = schema.named
     texts = [f"row[{place}]" for place in range(len(schema.columns))]
     for place, node in clause.assignments:
         if place in schema.key_indexes:
             raise NotCompilable
         texts[place] = compiler.assigned(node, schema.columns[place], schema)
-    renew = compiler.function(f"new_tuple(Stored, ({', '.join(texts)},))", "row, new, p")
+    renew = compiler.function(f"stored(({', '.join(texts)},))", "row, new, p")
     matches: Any = compiler.function(compiler.predicate(conjuncts(clause.where)), "row, new, p")
 
     def resolve(view: View, pairs: Sequence[tuple[Row, Row]], values: Sequence[Any]) -> Sequence[Row | None]:

@@ -46,7 +46,8 @@ class SecondaryIndex:
         return None if self._wide and None in value else value
 
     def add(self, row: Row, key: Key) -> None:
-        value = self.columns_of(row)
+        columns_of = self.columns_of
+        value = columns_of(row)
         keys = self._keys.get(value)
         if keys is None:
             if value is not None and not (self._wide and None in value):
@@ -98,7 +99,8 @@ class SecondaryIndex:
 
     def count(self, value: Any) -> int | None:
         """How many keys there are under ``value``; None when it is not in its stored form, or NULL."""
-        if not self._recognises(value):
+        recognises = self._recognises
+        if not recognises(value):
             return None
         keys = self._keys.get(value)
         return len(keys) if type(keys) is set else 0 if keys is None else 1

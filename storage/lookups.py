@@ -10,7 +10,7 @@ from sqlglot import exp
 from tidegate.storage.codes import Code, Fold, NotCompilable, Scope, conjuncts
 from tidegate.storage.expressions import Compiler
 from tidegate.storage.parsing import Parsed
-from tidegate.storage.schema import Row, TableSchema
+from tidegate.storage.schema import Row, TableSchema, namer
 from tidegate.storage.view import View
 
 Find = Callable[[View, tuple[Any, ...]], list[Row]]
@@ -26,7 +26,6 @@ class Target:
         self.schema = schema
         self.scope = Scope().add(schema, table.alias_or_name, "row")
         self.compiler = Compiler(self.scope, fold, parsed.parameters.count, parsed.draws)
-        self.compiler.namespace["new_tuple"] = tuple.__new__
 
 
 def is_decorated(table: exp.Table) -> bool:
@@ -125,9 +124,9 @@ def project_rows(target: Target, nodes: Sequence[exp.Expression], row_class: Any
         row_class._fields == target.schema.row._fields
     ):
         return None, codes
-    target.compiler.namespace["Result"] = row_class
+    target.compiler.namespace["result"] = namer(row_class)
     text = "".join(f"{code.text}, " for code in codes)
-    return target.compiler.function(f"new_tuple(Result, ({text}))"), codes
+    return target.compiler.function(f"result(({text}))"), codes
 
 
 def _columns(target: Target, node: exp.Expression) -> list[Code]:

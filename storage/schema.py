@@ -8,7 +8,7 @@ from collections import namedtuple
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
-from typing import Any
+from typing import Any, Protocol
 from uuid import UUID
 
 from tidegate.errors import ConstraintError, DataError, DeclarationError
@@ -18,6 +18,12 @@ Row = tuple[Any, ...]
 Key = Any  # the value of a one-column primary key, or the tuple of a longer one
 Conform = Callable[..., Row]
 Change = Callable[[Row, Mapping[str, Any]], Row]
+
+
+class Defaults(Protocol):
+    """Who knows the values of columns that were left out."""
+
+    def default(self, column: Column) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,9 @@ class Relation:
     name: str
     columns: tuple[Column, ...]
     row: Any = field(init=False, repr=False)
+    named: Callable[[Iterable[Any]], Any] = field(
+        init=False, repr=False
+    )  # a stored row as users see it, of the class ``row``
     index_of: dict[str, int] = field(init=False, repr=False)
     required: tuple[int, ...] = field(init=False, repr=False)  # places of the NOT NULL columns
     conform: Conform = field(init=False, repr=False)
@@ -70,10 +79,11 @@ class Relation:
     def __post_init__(self) -> None:
         names = [column.name for column in self.columns]
         object.__setattr__(self, "row", row_class(self.name, names))
+        object.__setattr__(self, "named", namer(self.row))
         object.__setattr__(self, "index_of", {name: i for i, name in enumerate(names)})
         object.__setattr__(self, "required", tuple(i for i, c in enumerate(self.columns) if not c.nullable))
         object.__setattr__(self, "trusted", set())
-        conform, conform_all = _fast_conform(self.columns, self.row, self.trusted, self._conform_slowly)
+        conform, conform_all = _fast_conform(self.columns, self.named, self.trusted, self._conform_slowly)
         object.__setattr__(self, "conform", conform)
         object.__setattr__(self, "conform_all", conform_all)
 
@@ -103,7 +113,7 @@ class Relation:
             )
         return self.columns[self.index_of[name]]
 
-    def _conform_slowly(self, values: Any, defaults: Callable[[Column], Any] | None = None) -> Row:
+    def _conform_slowly(self, values: Any, defaults: Defaults | None = None) -> Row:
         """``conform`` for values that have to be converted, named or refused."""
         if isinstance(values, Mapping):
             values = self._from_mapping(values, defaults)
@@ -121,7 +131,7 @@ class Relation:
                 value=tuple(values),
             )
         checked = [self.check_value(c, v) for c, v in zip(self.columns, values, strict=True)]
-        made: Row = tuple.__new__(self.row, checked)
+        made: Row = self.named(checked)
         self.check_required(made)
         return made
 
@@ -139,7 +149,7 @@ class Relation:
                 value=value,
             ) from None
 
-    def _from_mapping(self, values: Mapping[str, Any], defaults: Callable[[Column], Any] | None) -> list[Any]:
+    def _from_mapping(self, values: Mapping[str, Any], defaults: Defaults | None) -> list[Any]:
         if unknown := [name for name in values if name not in self.index_of]:
             raise DataError(
                 f"{self.name} has no column {', '.join(map(repr, unknown))}; it has {', '.join(self.index_of)}",
@@ -151,7 +161,7 @@ class Relation:
             if column.name in values:
                 row.append(values[column.name])
             elif column.default is not None and defaults is not None:
-                row.append(defaults(column))
+                row.append(defaults.default(column))
             elif column.nullable:
                 row.append(None)
             else:
@@ -251,7 +261,7 @@ class TableSchema(Relation):
                 fields[place] = self._check_change(name, value)
             else:
                 fields[place] = self.check_value(self.columns[place], value)
-        return tuple.__new__(self.row, fields)
+        return self.named(fields)  # type: ignore[no-any-return]
 
     def _check_change(self, name: str, value: Any) -> Any:
         column = self.column(name)
@@ -330,7 +340,7 @@ _SCOPE = {
 }
 
 
-def _fast_conform(columns: Sequence[Column], row: Any, trusted: set[Any], slowly: Conform) -> tuple[Conform, Any]:
+def _fast_conform(columns: Sequence[Column], named: Any, trusted: set[Any], slowly: Conform) -> tuple[Conform, Any]:
     """A function that makes the row at once when every value is in its stored form already, and one that does so for many.
 
     Generated, because every row that enters or is written passes here: one test per column, no calls. What it does not
@@ -341,30 +351,29 @@ def _fast_conform(columns: Sequence[Column], row: Any, trusted: set[Any], slowly
     source = (
         f"def conform(values, defaults=None):\n"
         f"    if type(values) in trusted:\n"
-        f"        return new(row, values)\n"
+        f"        return named(values)\n"
         f"    if isinstance(values, rows) and len(values) == {len(columns)}:\n"
         f"        {', '.join(names)}, = values\n"
         f"        if {' and '.join(tests)}:\n"
-        f"            return new(row, ({', '.join(names)},))\n"
+        f"            return named(({', '.join(names)},))\n"
         f"    return slowly(values, defaults)\n"
         f"def conform_all(many):\n"
         f"    made = []\n"
         f"    for values in many:\n"
         f"        if type(values) in trusted:\n"
-        f"            made.append(new(row, values))\n"
+        f"            made.append(named(values))\n"
         f"            continue\n"
         f"        if isinstance(values, rows) and len(values) == {len(columns)}:\n"
         f"            {', '.join(names)}, = values\n"
         f"            if {' and '.join(tests)}:\n"
-        f"                made.append(new(row, ({', '.join(names)},)))\n"
+        f"                made.append(named(({', '.join(names)},)))\n"
         f"                continue\n"
         f"        made.append(slowly(values))\n"
         f"    return made\n"
     )
     scope: dict[str, Any] = {
         **_SCOPE,
-        "new": tuple.__new__,
-        "row": row,
+        "named": named,
         "rows": (tuple, list),
         "trusted": trusted,
         "slowly": slowly,
@@ -408,32 +417,45 @@ def _fast_change(schema: TableSchema, names: Sequence[str]) -> Change:
         f"def change(row, changes):\n"
         f"    {'; '.join(f'v{i} = changes[{name!r}]' for i, name in enumerate(names)) or 'pass'}\n"
         f"    if {' and '.join(tests) or 'True'}:\n"
-        f"        return new(made, ({', '.join(fields)},))\n"
+        f"        return named(({', '.join(fields)},))\n"
         f"    return slowly(row, changes)\n"
     )
-    scope: dict[str, Any] = {**_SCOPE, "new": tuple.__new__, "made": schema.row, "slowly": schema.changed_slowly}
+    scope: dict[str, Any] = {**_SCOPE, "named": schema.named, "slowly": schema.changed_slowly}
     exec(source, scope)
     return scope["change"]  # type: ignore[no-any-return]
+
+
+class _Stored(type):
+    """The class of the classes of stored rows: what people make by calling one is a named tuple that looks the same."""
+
+    def __call__(cls, *values: Any, **named: Any) -> Any:
+        return cls._unchecked(*values, **named)  # type: ignore[attr-defined]
 
 
 def row_class(name: str, names: Iterable[str]) -> Any:
     """A named tuple class whose fields are the columns (positional where a name is no identifier).
 
-    What the class makes when it is called, and ``_make`` and ``_replace``, is of its parent class: an instance of the class
-    itself is a row that was checked and stored.
+    An instance of it is a row that was checked and stored, made by its :func:`namer`. What the class makes when it is called, and
+    ``_make`` and ``_replace``, is of another class.
     """
     fields = [
         n if n.isidentifier() and not keyword.iskeyword(n) and not n.startswith("_") else f"column{i}"
         for i, n in enumerate(names)
     ]
     title = name if name.isidentifier() and not keyword.iskeyword(name) else "Row"
-    made: Any = namedtuple(title, fields, rename=True)  # type: ignore[misc]  # its name is known when it is declared
-    return type(
-        title,
-        (made,),
-        {
-            "__slots__": (),
-            "__new__": lambda cls, *values, **named: made(*values, **named),
-            "_make": classmethod(lambda cls, values: made._make(values)),
-        },
-    )
+    unchecked: Any = namedtuple(title, fields, rename=True)  # type: ignore[misc]  # its name is known when it is declared
+    looks = {name: value for name, value in vars(unchecked).items() if name != "__new__"}
+    own = {
+        "_unchecked": unchecked,
+        "_make": classmethod(lambda cls, values: unchecked._make(values)),
+        "__getnewargs__": lambda self: (tuple(self),),  # for copies
+    }
+    return _Stored(title, (tuple,), {**looks, **own})
+
+
+def namer(row: Any) -> Callable[[Iterable[Any]], Any]:
+    """The function that makes instances of a :func:`row_class`. Every row that is read or written is made by it, so it is the
+    shortest way there is to make a tuple of a class: that of ``type`` itself, and nothing of Python in between.
+    """
+    make: Callable[[Iterable[Any]], Any] = type.__call__.__get__(row)
+    return make

@@ -36,6 +36,8 @@ from tidegate.storage.schema import Key, Row, TableSchema
 
 NEVER: Final[Position] = 1 << 200  # above every position
 
+WHOLE: Final = slice(None)  # row[WHOLE] is row[:], and the slice is there already
+
 MANY = 8  # so many writes to a table are worth a look at what they have in common
 
 # rows of the base by key, or None when the loader filled the whole table instead
@@ -220,7 +222,7 @@ class VersionedTable:
             for key, row in writes.items():
                 if key not in dirty:
                     dirty[key] = rows.get(key) is not None
-                rows[key] = row and row[:]  # a plain tuple, whatever it was
+                rows[key] = row and row[WHOLE]  # a plain tuple, whatever it was
         self.straight = position
         self.newest_commit = commit
 
@@ -232,7 +234,7 @@ class VersionedTable:
             old = rows.get(key)
             if key not in dirty:
                 dirty[key] = old is not None
-            rows[key] = row = row and row[:]
+            rows[key] = row = row and row[WHOLE]
             for index in indexes:
                 if old is None and row is not None:
                     index.add(row, key)

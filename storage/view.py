@@ -29,7 +29,6 @@ WriteIndex = Mapping[tuple[str, str], tuple[int, dict[Any, list[Key]]]]  # own w
 NOTHING: Mapping[Any, Any] = MappingProxyType({})
 WriteSet = dict[str, dict[Key, Row | None]]
 Computed = list[tuple[str, Any]]  # columns and the functions that make their values
-_named = tuple.__new__  # a stored row as users see it: an instance of its table's named tuple class
 
 
 class _Updating(dict[str, Access]):
@@ -91,15 +90,17 @@ class View:
             access = self.access[table]
             if table in self.writes and key in self.writes[table]:
                 return self.writes[table][key]
-            row = access.newest(key)
+            newest = access.newest  # the interpreter would look for a method, were it called as access.newest(…)
+            row = newest(key)
         except (KeyError, TypeError):  # an undeclared table; a key that can't be one
             return self._get_slowly(self.access.get(table) or self.undeclared(table), key)
         if row is None:
             return self._get_absent(access, key)
+        named = access.named
         if access.table.straight >= self.position:
             row = access.table.read(key, self.position)
-            return None if row is None else _named(access.row, row)
-        return _named(access.row, row)
+            return None if row is None else named(row)
+        return named(row)
 
     def _get_absent(self, access: Access, key: Key) -> Row | None:
         """A key without a row in memory that may be read straight away."""
@@ -119,7 +120,7 @@ class View:
         if written is not None and key in written:
             return written[key]
         row = self.read_below(access, key)
-        return None if row is None else _named(table.row, row)
+        return None if row is None else access.named(row)
 
     def read_below(self, access: Access, key: Key) -> Row | None:
         """The committed row this execution sees, its own writes aside."""
@@ -133,8 +134,7 @@ class View:
         A NULL equals nothing, as in SQL.
         """
         access = self.access.get(table) or self.undeclared(table)
-        named = access.row
-        return [_named(named, row) for row in self._where(access, equals)]
+        return list(map(access.named, self._where(access, equals)))
 
     def count(self, table: str, /, **equals: Any) -> int:
         """How many rows ``scan(table, **equals)`` gives. With an index on these columns it does not look at them."""
@@ -260,9 +260,10 @@ class View:
         access = self.access.get(table)
         if access is None or not access.write:
             access = self.writable(table)
-        new = access.conform(values if row is None else row, self.default)
-        key = access.key_of(new)
-        if access.free and table not in self.writes and access.newest(key) is None:
+        conform, key_of, newest = access.conform, access.key_of, access.newest
+        new = conform(values if row is None else row, self)
+        key = key_of(new)
+        if access.free and table not in self.writes and newest(key) is None:
             held = access.table
             if held.complete and held.straight < self.position:
                 self.writes[table] = {key: new}
@@ -288,7 +289,7 @@ class View:
         """Insert the row, or replace the one with its primary key; returns it as stored."""
         access = self.writable(table)
         schema = access.table.schema
-        new = schema.conform(values if row is None else row, self.default)
+        new = schema.conform(values if row is None else row, self)
         key = schema.key_of(new)
         if access.by_key:
             self.check_partition(access, key)
@@ -304,18 +305,20 @@ class View:
             access = self.access[table]
             change = access.changes[tuple(changes)]  # there are none if the table may not be written just like that
             written = writes.get(table)
-            old = access.newest(key) if written is None or key not in written else written[key]
+            newest = access.newest
+            old = newest(key) if written is None or key not in written else written[key]
         except (KeyError, TypeError):  # not written so before; an undeclared table; a key that can't be one
             return self._update_slowly(table, key, changes)
         if old is None or access.table.straight >= self.position:
             return self._update_slowly(table, key, changes)
         new = change(old, changes)
+        key_of = access.key_of
         if written is None:
-            writes[table] = {access.key_of(old): new}
+            writes[table] = {key_of(old): new}
         elif self._indexed:
-            self.put(table, access.key_of(old), new)
+            self.put(table, key_of(old), new)
         else:
-            written[access.key_of(old)] = new
+            written[key_of(old)] = new
         return new
 
     def _update_slowly(self, table: str, key: Key, changes: dict[str, Any]) -> Any:
@@ -371,7 +374,7 @@ class View:
         if access.guarded or not access.plain:
             return self._update_in_turn(access, keys, changes, computed, closed)
         change = access.table.schema.change(tuple(changes))
-        held, key_of, newest, named, position = access.table, access.key_of, access.newest, access.row, self.position
+        held, key_of, newest, named, position = access.table, access.key_of, access.newest, access.named, self.position
         written = self.writes.get(table, {})
         news: list[Row] = []
         changed: dict[Key, Any] = {}
@@ -384,7 +387,7 @@ class View:
                 old = self.get(table, key)
             if old is not None:
                 key = key_of(old)
-                row = _named(named, changed.get(key, old))
+                row = named(changed.get(key, old))
                 if computed:
                     self._compute(closed, computed, row, changes)
                 changed[key] = new = change(row, changes)

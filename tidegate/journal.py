@@ -63,7 +63,7 @@ class Journal:
     """Implements the executors' ``Journal`` protocol. The newest 10,000 aborts are kept, and every dead letter."""
 
     def __init__(self) -> None:
-        self.commits: Counter[str] = Counter()
+        self.commits: dict[str, int] = {}  # by unit
         self.undone: Counter[str] = Counter()  # aborts by procedure, also those no longer kept
         self.aborts: deque[Abort] = deque(maxlen=KEPT_ABORTS)
         self.dead_letters: list[DeadLetter] = []
@@ -81,7 +81,8 @@ class Journal:
         self._logs_commits = log is not None and log.mode != "weak"  # weak: what was accepted says it all
 
     def committed(self, txn: Transaction) -> None:
-        self.commits[txn.unit.name] += 1
+        unit = txn.unit.name
+        self.commits[unit] = self.commits.get(unit, 0) + 1
         if self._logs_commits:
             assert self._log is not None
             self._log.committed(txn)

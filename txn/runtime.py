@@ -86,7 +86,8 @@ class Runtime:
                 txn.program, txn.access, batch = program, program.access, streams[name]
                 if program.own_windows:
                     self._slide_own(txn, program, batch.rows)
-                program.function(txn, batch)
+                function = program.function
+                function(txn, batch)
         return None
 
     def _advance_slowly(self, txn: Transaction, one_member: bool) -> str | None:

@@ -133,7 +133,8 @@ class Transaction(View):
         if relation is None:
             raise self._no_output(stream)
         if type(rows) is list:
-            new = relation.conform_all(rows)
+            conform_all = relation.conform_all
+            new = conform_all(rows)
             if new and stream not in self.emitted and not self.program.stream_triggers:  # most often
                 self.emitted[stream] = self.streams[stream] = Batch(relation, self.batch_id, new, self.key)  # type: ignore[arg-type]
                 return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import uuid
-from copy import copy
+from copy import copy, deepcopy
 from decimal import Decimal
 from typing import Any
 
@@ -227,6 +227,15 @@ def test_rows_of_a_relation_that_fits_are_passed_on_and_what_people_make_of_them
     assert type(row)(n=5, t="y").t == "y"
     assert row._asdict() == {"n": 1, "t": "x"}
     assert repr(row) == "a(n=1, t='x')"
+    assert copy(row) == deepcopy(row) == (1, "x")
+    assert deepcopy([row])[0].t == "x"
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 't'"):
+        type(row)(1)
+    match row:
+        case source.row(n=number, t="x"):
+            assert number == 1
+        case _:
+            pytest.fail("it looks like a row of its class")
 
 
 @pytest.mark.parametrize(
