@@ -54,3 +54,7 @@ class Access:
         }
         for name, value in at_hand.items():
             object.__setattr__(self, name, value)
+
+
+class Updating(dict[str, Access]):
+    """The access of a function that ``update_each`` calls: not to write to the table that is being updated."""

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from tidegate.errors import AccessError, StatementError
-from tidegate.storage.access import Access
+from tidegate.storage.access import Access, Updating
 from tidegate.storage.indexes import SecondaryIndex
 from tidegate.storage.schema import Column, Key, Relation, Row
-from tidegate.storage.undo import Undo
+from tidegate.storage.updates import update_each
 from tidegate.storage.violations import being_updated, duplicate_key, outside, read_only, taken_value, undeclared
 
 if TYPE_CHECKING:
@@ -28,18 +27,13 @@ if TYPE_CHECKING:
 WriteIndex = Mapping[tuple[str, str], tuple[int, dict[Any, list[Key]]]]  # own writes, by table and index
 NOTHING: Mapping[Any, Any] = MappingProxyType({})
 WriteSet = dict[str, dict[Key, Row | None]]
-Computed = list[tuple[str, Any]]  # columns and the functions that make their values
-
-
-class _Updating(dict[str, Access]):
-    """The access of a function that ``update_each`` calls: not to write to the table that is being updated."""
 
 
 class View:
     """Tables as of ``position``, restricted to ``access``, with private writes on top.
 
-    ``relations`` are extra named rows that SQL may read (the input
-    batch, windows). ``now``, ``random`` and ``uuid`` are what SQL's functions of these names return.
+    ``relations`` are extra named rows that SQL may read (the input batch, windows). ``now``, ``random`` and ``uuid`` are what
+    SQL's functions of these names return.
     """
 
     __slots__ = (
@@ -368,60 +362,7 @@ class View:
         function may read all tables of the procedure, and write to the others.
         Much cheaper than ``get`` and ``update`` for each.
         """
-        access = self.writable(table)
-        computed = [(name, value) for name, value in changes.items() if callable(value)]
-        closed = _Updating({**self.access, table: replace(access, write=False)} if computed else {})
-        if access.guarded or not access.plain:
-            return self._update_in_turn(access, keys, changes, computed, closed)
-        change = access.table.schema.change(tuple(changes))
-        held, key_of, newest, named, position = access.table, access.key_of, access.newest, access.named, self.position
-        written = self.writes.get(table, {})
-        news: list[Row] = []
-        changed: dict[Key, Any] = {}
-        for key in keys:
-            try:
-                old = newest(key) if key not in written else None
-                if old is None or held.straight >= position:
-                    old = self.get(table, key)
-            except TypeError:  # a key that can't be one
-                old = self.get(table, key)
-            if old is not None:
-                key = key_of(old)
-                row = named(changed.get(key, old))
-                if computed:
-                    self._compute(closed, computed, row, changes)
-                changed[key] = new = change(row, changes)
-                news.append(new)
-        self.put_all(table, changed)
-        return news
-
-    def _update_in_turn(
-        self, access: Access, keys: Iterable[Key], changes: dict[str, Any], computed: Computed, closed: _Updating
-    ) -> list[Any]:
-        """``update_each`` where every row has to be asked about: it may be refused, or lie in another partition."""
-        table = access.table.name
-        undo = Undo(self, table)
-        news = []
-        try:
-            for key in keys:
-                row = self.get(table, key)
-                if row is not None:
-                    undo.remember(access.key_of(row))
-                    self._compute(closed, computed, row, changes)
-                    news.append(self.update(table, key, **changes))
-        except BaseException:
-            undo.roll_back()
-            raise
-        return news
-
-    def _compute(self, closed: _Updating, computed: Computed, row: Row, changes: dict[str, Any]) -> None:
-        """Let the functions of ``update_each`` make the changes for a row. What they write to its table would be lost."""
-        before, self.access = self.access, closed
-        try:
-            for name, value in computed:
-                changes[name] = value(row)
-        finally:
-            self.access = before
+        return update_each(self, self.writable(table), keys, changes)
 
     def put_checked(self, access: Access, key: Key, new: Row, old: Row | None) -> None:
         """Write ``new`` over ``old`` after the table's constraints agree."""
@@ -489,7 +430,7 @@ class View:
         """The access to a table that is about to be written."""
         access = self.access.get(table) or self.undeclared(table)
         if not access.write:
-            raise (being_updated if isinstance(self.access, _Updating) else read_only)(self.procedure, table)
+            raise (being_updated if isinstance(self.access, Updating) else read_only)(self.procedure, table)
         return access
 
     def undeclared(self, table: str) -> Access:

@@ -1,0 +1,76 @@
+"""Changing many rows of a table one after the other: what ``txn.update_each`` does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from tidegate.storage.access import Access, Updating
+from tidegate.storage.schema import Key, Row
+from tidegate.storage.undo import Undo
+
+if TYPE_CHECKING:
+    from tidegate.storage.view import View
+
+Computed = list[tuple[str, Any]]  # columns and the functions that make their values
+
+
+def update_each(view: View, access: Access, keys: Iterable[Key], changes: dict[str, Any]) -> list[Any]:
+    """Change columns of the rows with these keys; returns the new rows. When one is refused, none is changed."""
+    table = access.table.name
+    computed = [(name, value) for name, value in changes.items() if callable(value)]
+    closed = Updating({**view.access, table: replace(access, write=False)} if computed else {})
+    if access.guarded or not access.plain:
+        return _in_turn(view, access, keys, changes, computed, closed)
+    change = access.table.schema.change(tuple(changes))
+    held, key_of, newest, named, position = access.table, access.key_of, access.newest, access.named, view.position
+    written = view.writes.get(table, {})
+    news: list[Row] = []
+    changed: dict[Key, Any] = {}
+    for key in keys:
+        try:
+            old = newest(key) if key not in written else None
+            if old is None or held.straight >= position:
+                old = view.get(table, key)
+        except TypeError:  # a key that can't be one
+            old = view.get(table, key)
+        if old is not None:
+            key = key_of(old)
+            row = named(changed.get(key, old))
+            if computed:
+                _compute(view, closed, computed, row, changes)
+            changed[key] = new = change(row, changes)
+            news.append(new)
+    view.put_all(table, changed)
+    return news
+
+
+def _in_turn(
+    view: View, access: Access, keys: Iterable[Key], changes: dict[str, Any], computed: Computed, closed: Updating
+) -> list[Any]:
+    """``update_each`` where every row has to be asked about: it may be refused, or lie in another partition."""
+    table = access.table.name
+    undo = Undo(view, table)
+    news = []
+    try:
+        for key in keys:
+            row = view.get(table, key)
+            if row is not None:
+                undo.remember(access.key_of(row))
+                _compute(view, closed, computed, row, changes)
+                news.append(view.update(table, key, **changes))
+    except BaseException:
+        undo.roll_back()
+        raise
+    return news
+
+
+def _compute(view: View, closed: Updating, computed: Computed, row: Row, changes: dict[str, Any]) -> None:
+    """Let the functions make the changes for a row. What they write to its table would be lost."""
+    before, view.access = view.access, closed
+    try:
+        for name, value in computed:
+            changes[name] = value(row)
+    finally:
+        view.access = before
