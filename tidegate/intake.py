@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,10 @@ class Intake:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._ahead = _prefetch_plan(engine.app)
-        self.awaited = {stream.name for stream in engine.app.streams.values() if stream.awaited}
+        awaited = [stream for stream in engine.app.streams.values() if stream.awaited]
+        self.awaited = {stream.name for stream in awaited}
+        self._shortest_s = min((s.deadline_s for s in awaited if s.deadline_s is not None), default=math.inf)
+        self._due = -math.inf  # no deadline passes before
 
     def border(self, stream: str) -> Border:
         """The border stream of this name, or an error that says what to do."""
@@ -229,15 +233,23 @@ class Intake:
         engine = self._engine
         if engine.durable is not None and not engine.durable.writer.taking:
             return  # nothing can be accepted now; the deadline is dealt with when it can
+        now = engine.clock.monotonic()
+        if now < self._due:
+            return
+        next_due = now + self._shortest_s  # of those that ask from now on
         for execution in engine.scheduler.suspended():
             stream = engine.app.streams[str(execution.reason.stream)]
-            asked_at = execution.context.asked_at
-            if stream.deadline_s is None or engine.clock.monotonic() - asked_at < stream.deadline_s:
+            if stream.deadline_s is None:
+                continue
+            due = execution.context.asked_at + stream.deadline_s
+            if now < due:
+                next_due = min(next_due, due)
                 continue
             fill = {stream.key: execution.key} if stream.key else {}
             border = engine.borders[stream.name]
             rows = border.check_rows([{**row, **fill} for row in stream.default])
             self.enter(border.accept(execution.key, rows, execution.batch_id), Ticket(engine.teller), explicit=True)
+        self._due = next_due
 
     def feed(
         self,

@@ -99,6 +99,11 @@ class Execution:
         self.state = state
 
     @property
+    def tables(self) -> set[str]:
+        """The tables it has an intent on."""
+        return {item.table for item in (*self.reads, *self.writes)}
+
+    @property
     def in_vain(self) -> bool:
         """Will it never start? A batch it needs has no rows; an either-unit has none of those that might have come."""
         if self.unit.either:

@@ -68,9 +68,9 @@ class _Intents:
         insort(self._exact.setdefault(item, []), at)
 
     def drop(self, at: Position, item: Item) -> None:
-        _remove(self._any[item.table], at)
+        remove(self._any[item.table], at)
         exact = self._exact[item]
-        _remove(exact, at)
+        remove(exact, at)
         if not exact:
             del self._exact[item]
 
@@ -158,5 +158,6 @@ class TwoPhaseLocks(LowWaterMarks):
             self._reads.drop(at, item)
 
 
-def _remove(positions: list[Position], at: Position) -> None:
+def remove(positions: list[Position], at: Position) -> None:
+    """Take ``at`` out of ascending positions, from whose front most leave."""
     del positions[0 if positions[0] == at else bisect_left(positions, at)]

@@ -19,14 +19,16 @@ that have left.
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left, insort
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from typing import Any
 
 from tidegate.dataflows.graph import Graph, Unit
 from tidegate.streams.batch import Batch
 from tidegate.txn.execution import READY, Execution, Inputs, Partial, Reason, State, Why
-from tidegate.txn.locks import Item, LockTable, LowWaterMarks
+from tidegate.txn.locks import Item, LockTable, LowWaterMarks, remove
 from tidegate.txn.positions import Position, position, rank_of, sequence_of
 
 
@@ -40,6 +42,7 @@ class Scheduler:
         self.parked: dict[Position, Execution] = {}
         self.withdrawn: list[Execution] = []  # will never start; the driver takes them from here
         self.halted: dict[str, Execution] = {}  # dataflow -> the execution it stopped in front of
+        self._open: dict[str, list[Position]] = {}  # table -> positions of those with an intent on it, ascending
         self._suspended: dict[Position, Execution] = {}  # open, each waits for a batch on an awaited stream
         self._ready: list[tuple[Position, Execution]] = []  # a heap; what was taken out of turn stays in it for a while
         self._stale = 0  # how many of its entries are of that kind
@@ -131,8 +134,21 @@ class Scheduler:
         if execution.unit.dataflow in self.halted:
             self._park(execution)
         else:
-            self.live[execution.position] = execution
-            self.locks.register(execution.position, execution.reads, execution.writes)
+            self._come(execution)
+
+    def _come(self, execution: Execution) -> None:
+        """It is among the unfinished ones from now on, with its intents."""
+        self.live[execution.position] = execution
+        self.locks.register(execution.position, execution.reads, execution.writes)
+        for table in execution.tables:
+            insort(self._open.setdefault(table, []), execution.position)
+
+    def _go(self, execution: Execution) -> None:
+        """It is not among the unfinished ones any more."""
+        if self.live.pop(execution.position, None) is not None:
+            self.locks.release(execution.position, execution.reads, execution.writes)
+            for table in execution.tables:
+                remove(self._open[table], execution.position)
 
     def _start_or_withdraw(self, execution: Execution) -> None:
         if execution.state in (State.WAITING, State.PARKED) and execution.in_vain:
@@ -239,10 +255,17 @@ class Scheduler:
 
     def awaiting(self, stream: str, key: Any) -> Execution | None:
         """The oldest execution that lacks its batch on this awaited stream: it has asked, or may yet."""
-        for execution in self.live.values():
-            if stream in execution.unit.awaited and execution.key == key and execution.inputs.get(stream) is None:
-                return execution
-        return None
+        lacking: list[Execution] = []
+        for unit in self.graph.consumers.get(stream, ()):
+            queue = self._queues.get((unit.name, key), ()) if stream in unit.awaited else ()
+            first = (e for e in queue if e.state is not State.PARKED and e.inputs.get(stream) is None)
+            lacking += islice(first, 1)
+        return min(lacking, default=None)
+
+    @property
+    def any_suspended(self) -> bool:
+        """Is anything open that waits for a batch on an awaited stream?"""
+        return bool(self._suspended)
 
     def suspended(self) -> list[Execution]:
         """What is open and waits for a batch on an awaited stream, in position order."""
@@ -274,8 +297,7 @@ class Scheduler:
             self._deliver(execution, stream, None)
 
     def _leave(self, execution: Execution) -> None:
-        if self.live.pop(execution.position, None) is not None:
-            self.locks.release(execution.position, execution.reads, execution.writes)
+        self._go(execution)
         self.parked.pop(execution.position, None)
         waiting: Iterable[Execution] = self._blocked.pop(execution.position, ())
         if execution.batch_id is not None:
@@ -328,8 +350,7 @@ class Scheduler:
         behind = self.halted[execution.unit.dataflow].position
         execution.reason = Reason(Why.HALTED, behind=behind)
         self.parked[execution.position] = execution
-        if self.live.pop(execution.position, None) is not None:
-            self.locks.release(execution.position, execution.reads, execution.writes)
+        self._go(execution)
         return self._blocked.pop(execution.position, ())
 
     def resume(self, dataflow: str, next_sequence: Callable[[], int]) -> list[Execution]:
@@ -343,8 +364,7 @@ class Scheduler:
             new[sequence_of(execution.position)] = sequence
             execution.position = position(sequence, rank_of(execution.position))
             execution.become(State.WAITING)
-            self.live[execution.position] = execution
-            self.locks.register(execution.position, execution.reads, execution.writes)
+            self._come(execution)
         for execution in parked:
             self._consider(execution)
         return parked
@@ -410,13 +430,8 @@ class Scheduler:
 
     def open_positions(self, table: str, below: Position | None = None) -> list[Position]:
         """Positions of unfinished executions with an intent on ``table``, ascending; only those ``below`` a position."""
-        found = []
-        for at, execution in self.live.items():
-            if below is not None and at >= below:
-                break
-            if any(item.table == table for item in (*execution.reads, *execution.writes)):
-                found.append(at)
-        return found
+        positions = self._open.get(table, [])
+        return positions[: len(positions) if below is None else bisect_left(positions, below)]
 
     def waiting(self) -> Iterable[Execution]:
         """Everything unfinished, in position order, each with its reason as of now."""

@@ -84,7 +84,7 @@ class ThreadExecutor(Executor):
             self._work.notify_all()
 
     def _any_deadline(self) -> bool:
-        return bool(self.scheduler.suspended())
+        return self.scheduler.any_suspended
 
     def step(self) -> bool:
         return False
