@@ -85,6 +85,51 @@ def test_the_default_is_pushed_at_the_deadline_and_a_late_decision_is_refused(
     assert meds(engine) == [(2, "aspirin"), (3, "aspirin")]
 
 
+def test_deadlines_of_different_length_are_kept_in_any_order(engine_of: Make, clock: Any) -> None:
+    app = App("desks")
+    waits = {"slow": 600, "quick": 10, "middle": 60}
+    for desk, deadline_s in waits.items():
+        app.table(f"CREATE TABLE {desk} (n INTEGER PRIMARY KEY)")
+        app.stream(f"{desk}_in", "n INTEGER NOT NULL", border=True)
+        app.stream(f"{desk}_asked", "n INTEGER")
+        app.stream(f"{desk}_answers", "yes BOOLEAN", border=True, deadline_s=deadline_s, default={"yes": False})
+
+        def ask(txn: Transaction, rows: Batch, desk: str = desk) -> None:
+            txn.emit(f"{desk}_asked", list(rows))
+
+        def decide(txn: Transaction, asked: Batch, answers: Batch, desk: str = desk) -> None:
+            txn.insert(desk, (asked[0].n,))
+
+        ask.__name__, decide.__name__ = f"{desk}_ask", f"{desk}_decide"
+        app.procedure(inputs=f"{desk}_in", outputs=f"{desk}_asked")(ask)
+        app.procedure(inputs=[f"{desk}_asked", f"{desk}_answers"], writes=[desk])(decide)
+        app.nested(ask, decide, name=f"{desk}_desk")
+    app.stream("moments", "n INTEGER", border=True)
+
+    @app.procedure(inputs="moments")
+    def pass_by(txn: Transaction, moments: Batch) -> None: ...
+
+    engine = engine_of(app)
+    found = []
+    for at in range(0, 720, 5):
+        for desk, asked in (("slow", (0,)), ("quick", (100, 590)), ("middle", (105, 585))):
+            if at in asked:
+                engine.push(f"{desk}_in", [(at,)])
+                engine.run_until_idle()
+        engine.push("moments", [(at,)]).result()
+        engine.run_until_idle()
+        decided = {(desk, row.n) for desk in waits for row in engine.query(f"SELECT n FROM {desk}").rows}
+        found += [(at, *each) for each in sorted(decided - {(desk, n) for _, desk, n in found})]
+        clock.advance(5)
+    assert found == [
+        (110, "quick", 100),
+        (165, "middle", 105),
+        (600, "quick", 590),
+        (600, "slow", 0),
+        (645, "middle", 585),
+    ]
+
+
 def test_a_decision_may_come_early(engine_of: Make, ward: App) -> None:
     engine = engine_of(ward)
     engine.push("decisions", [(1, True)], 5).result()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -49,9 +51,12 @@ class Bench:
         self.scheduler = Scheduler(self.graph)
         self.sequence = 0
 
-    def push(self, stream: str, batch_id: int, key: int | None = None) -> list[Execution]:
+    def next_sequence(self) -> int:
         self.sequence += 1
-        return self.scheduler.admit(self.sequence, self.batch(stream, batch_id, key))
+        return self.sequence
+
+    def push(self, stream: str, batch_id: int, key: int | None = None) -> list[Execution]:
+        return self.scheduler.admit(self.next_sequence(), self.batch(stream, batch_id, key))
 
     def batch(self, stream: str, batch_id: int, key: int | None = None) -> Batch:
         return Batch(self.app.streams[stream].relation, batch_id, [(0,)], key)
@@ -366,3 +371,51 @@ def test_what_was_taken_out_of_turn_is_forgotten() -> None:
     assert bench.scheduler.ready() == [first]
     assert len(bench.scheduler._ready) < 5
     assert bench.scheduler.next() is first
+
+
+# ---- what is asked often is answered without looking through everything
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_kept_at_hand_is_what_a_look_through_all_finds(seed: int) -> None:
+    rng = random.Random(seed)
+    bench = Bench(
+        "b c answers", "ask: b > x | t", "decide: x answers | t", "note: c | u ~t", nested=("ask decide",), keyed=True
+    )
+    scheduler = bench.scheduler
+    numbers: Counter[tuple[str, int]] = Counter()
+    running: list[Execution] = []
+    open_ones: list[Execution] = []
+    for _ in range(150):
+        step = rng.choice(["push", "push", "take", "take", "end", "answer", "answer", "halt", "resume"])
+        if step == "push":
+            stream, key = rng.choice("bc"), rng.randrange(3)
+            numbers[stream, key] += 1
+            bench.push(stream, numbers[stream, key], key)
+        elif step == "take" and scheduler.ready():
+            running.append(scheduler.take(rng.choice(scheduler.ready())))
+        elif step == "end" and running:
+            execution = running.pop(rng.randrange(len(running)))
+            if execution.unit.name == "nest" and execution.inputs.get("answers") is None:
+                scheduler.suspend(execution, "answers")
+                open_ones.append(execution)
+            else:
+                bench.finish(execution)
+        elif step == "answer" and open_ones:
+            execution = open_ones.pop(rng.randrange(len(open_ones)))
+            assert execution.batch_id is not None
+            bench.push("answers", execution.batch_id, execution.key)
+        elif step == "halt" and running and not scheduler.halted:
+            scheduler.halt(running.pop())
+        elif step == "resume" and scheduler.halted:
+            scheduler.resume(next(iter(scheduler.halted)), bench.next_sequence)
+        live = scheduler.live
+        for table in "tu":
+            having = sorted(at for at, e in live.items() if any(i.table == table for i in (*e.reads, *e.writes)))
+            assert scheduler.open_positions(table) == having
+            middle = rng.choice([0, *live])
+            assert scheduler.open_positions(table, below=middle) == [at for at in having if at < middle]
+        for key in range(3):
+            lacking = [e for e in live.values() if e.unit.name == "nest" and e.key == key and "answers" not in e.inputs]
+            assert scheduler.awaiting("answers", key) is min(lacking, default=None)
+        assert scheduler.any_suspended is bool(scheduler.suspended())
