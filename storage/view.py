@@ -133,17 +133,15 @@ class View:
     def count(self, table: str, /, **equals: Any) -> int:
         """How many rows ``scan(table, **equals)`` gives. With an index on these columns it does not look at them."""
         access = self.access.get(table) or self.undeclared(table)
+        alone = len(equals) == 1
         names: Any
-        if len(equals) == 1:
-            [(names, value)] = equals.items()
-        else:
-            names, value = tuple(equals), tuple(equals.values())
+        names, value = equals.popitem() if alone else (tuple(equals), tuple(equals.values()))
         held = access.table
         if names in held.indexed and access.plain and table not in self.writes:
             found = held.indexed[names].count(value)
             if found is not None and held.complete and held.straight < self.position:
                 return found
-        return len(self._where(access, equals))
+        return len(self._where(access, {names: value} if alone else equals))
 
     def _where(self, access: Access, equals: Mapping[str, Any]) -> list[Row]:
         """The visible rows whose columns equal these values, in key order."""

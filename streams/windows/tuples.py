@@ -77,11 +77,9 @@ class TupleSlide(msgspec.Struct, eq=False):
         buffer = self.buffer
         elements = buffer.elements
         elements.extend(self._new)
-        first = self._first
-        while first > buffer.first:
+        for _ in range(self._first - buffer.first):
             elements.popleft()
-            buffer.first += 1
-        buffer.windows = self._windows
+        buffer.first, buffer.windows = self._first, self._windows
 
 
 class TupleState:
@@ -106,6 +104,9 @@ class TupleState:
         new: list[Sequence[Row]] = [rows] if len(rows) == 1 or not self.counts else list(zip(rows))
         spec, elements = self.spec, self.elements
         held = len(elements)
+        if spec.slide == 1 == len(new) and held == spec.size:  # it was full, and slides by one: most often
+            windows = self.windows
+            return TupleSlide(self, rows, [*elements[0]], new, self.first + 1, windows + 1, windows)
         total = self.first + held + len(new)
         expired: list[Any] = []
         if total < spec.size:
@@ -113,12 +114,8 @@ class TupleState:
         windows = (total - spec.size) // spec.slide + 1
         # what lies before the newest window's start has left it, and no later window reaches back to it
         first = (windows - 1) * spec.slide
-        leaving = first - self.first
-        if leaving == 1 and held:  # most often, so without a loop
-            expired += elements[0]
-        elif leaving:
-            for i in range(leaving):
-                expired += elements[i] if i < held else new[i - held]
+        for i in range(first - self.first):
+            expired += elements[i] if i < held else new[i - held]
         return TupleSlide(self, rows, expired, new, first, windows, self.windows)
 
     def still(self) -> TupleSlide:
