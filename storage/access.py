@@ -22,7 +22,8 @@ class Access:
 
     The rest is what every row access needs of the table, at hand. ``plain``: the newest row may be read straight away, above
     ``table.straight``; ``newest(key)`` is that row if it is in memory, and None without ``plain``. ``free``: and a row whose key
-    is new may be written.
+    is new may be written. ``changes``: of columns, by their names, as far as they have come up; none where a row may not be
+    changed just like that.
     """
 
     table: VersionedTable
@@ -34,9 +35,7 @@ class Access:
     named: Callable[[Row], Any] = field(init=False, repr=False)
     key_of: Callable[[Row], Key] = field(init=False, repr=False)
     conform: Callable[..., Row] = field(init=False, repr=False)
-    changes: Mapping[tuple[str, ...], Change] = field(
-        init=False, repr=False
-    )  # of columns, as far as known; none if guarded
+    changes: Mapping[tuple[str, ...], Change] = field(init=False, repr=False)
     guarded: bool = field(init=False, repr=False)
     free: bool = field(init=False, repr=False)
 

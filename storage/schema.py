@@ -67,9 +67,7 @@ class Relation:
     name: str
     columns: tuple[Column, ...]
     row: Any = field(init=False, repr=False)
-    named: Callable[[Iterable[Any]], Any] = field(
-        init=False, repr=False
-    )  # a stored row as users see it, of the class ``row``
+    named: Callable[[Iterable[Any]], Any] = field(init=False, repr=False)  # a stored row as users see it
     index_of: dict[str, int] = field(init=False, repr=False)
     required: tuple[int, ...] = field(init=False, repr=False)  # places of the NOT NULL columns
     conform: Conform = field(init=False, repr=False)

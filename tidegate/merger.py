@@ -114,7 +114,7 @@ class Merger:
             took = engine.clock.monotonic() - started
             self.count, self.rows, self.seconds = self.count + 1, self.rows + rows, self.seconds + took
             self.done.append(Merge(self.count, rows, took, engine.clock.now()))
-            if self._pages is not None:
+            if self._pages is not None and not self._closing:
                 self._pages.look()
 
     @contextmanager

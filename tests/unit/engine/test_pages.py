@@ -108,6 +108,12 @@ def test_a_table_that_has_grown_asks_for_them(app: App, asked: list[int]) -> Non
     assert sizes == [(900, 0), (1_000, 1), (1_400, 1), (1_600, 2), (2_000, 2), (2_500, 3)]
 
 
+def test_one_that_is_about_to_go_does_not(app: App, asked: list[int], tmp_path: Path) -> None:
+    with tidegate.open(app, tmp_path) as engine:
+        engine.call("add", 0, 2_000)
+    assert asked == []
+
+
 def test_a_process_with_rules_of_its_own_does_not(app: App, asked: list[int]) -> None:
     with tidegate.open(app, tune_process=False) as engine:
         engine.call("add", 0, 2_000)
