@@ -61,8 +61,6 @@ class VersionedTable:
     def __init__(self, schema: TableSchema, load: Loader | None = None, complete: bool = True) -> None:
         self.schema = schema
         self.name = schema.name
-        self.row = schema.row  # the class in which users get rows
-        self.key_of = schema.key_of
         self.rows: dict[Key, Row | None] = Aged()  # the newest ones; None where it is known that there is none
         self.newest_held = self.rows.get  # the newest row with a key, if it is in memory
         self.chains: dict[Key, Version] = {}  # of the keys with more than their newest version

@@ -314,7 +314,7 @@ class View:
         return new
 
     def _update_slowly(self, table: str, key: Key, changes: dict[str, Any]) -> Any:
-        """``update`` where the row has to be looked for, or constraints agree."""
+        """``update`` where the row has to be looked for, or constraints have to agree."""
         access = self.writable(table)
         old = self.get(table, key)
         if old is None:

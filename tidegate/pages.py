@@ -61,7 +61,7 @@ def ask() -> int:
                     madvise(first, last - first, _HUGEPAGE)
                     madvise(first, last - first, _COLLAPSE)
                     asked += last - first
-    except (OSError, AttributeError):  # not Linux, or one without
+    except (OSError, AttributeError, ValueError):  # not Linux, or one that tells of itself in other words
         return 0
     return asked
 

@@ -127,6 +127,14 @@ def test_other_systems_are_left_alone(missing: str, tmp_path: Path, monkeypatch:
     assert pages.ask() == 0
 
 
+def test_a_system_that_speaks_otherwise_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a matter of speed alone: a merge must not fail by it."""
+    (tmp_path / "enabled").write_text("always [madvise] never\n")
+    (tmp_path / "hpage_pmd_size").write_text("unknown\n")
+    monkeypatch.setattr(pages, "_SETTINGS", tmp_path)
+    assert pages.ask() == 0
+
+
 def test_a_system_that_says_never_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "enabled").write_text("always madvise [never]\n")
     (tmp_path / "hpage_pmd_size").write_text(f"{2 * MB}\n")
