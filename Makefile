@@ -3,10 +3,11 @@ PYTHON ?= python3
 BIN := .venv/bin
 N ?= 10000
 ROUNDS ?= 200
+MINUTES ?= 10
 WORKERS ?= 2
 STAMP := .venv/.installed
 
-.PHONY: install demo test check sim crash spark bench profile clean help
+.PHONY: install demo test check sim crash soak spark bench profile docs lock audit clean help
 
 help:            ## show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 12
@@ -39,6 +40,9 @@ crash: $(STAMP)  ## 200 rounds of kills, and the slow recovery tests: ROUNDS=200
 	$(BIN)/tidegate crash-test --rounds $(ROUNDS)
 	$(BIN)/python -m pytest -m slow tests/recovery tests/changelog tests/kafka tests/hospital
 
+soak: $(STAMP)   ## ten minutes of everything at once, with kills in between, then verify: MINUTES=10
+	$(BIN)/tidegate soak --minutes $(MINUTES)
+
 spark: $(STAMP)  ## the slow Spark tests: 50 kills in pipelines, a real cluster, a killed backfill, all windows
 	$(BIN)/python -m pytest -n 0 -m slow tests/spark tests/windows tests/windows_plan
 
@@ -50,5 +54,19 @@ profile: $(STAMP)  ## flame graphs of the leaderboard and the windows, in benchm
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bench]'
 	$(BIN)/tidegate bench profile
 
+docs: $(STAMP)   ## the site with all pages and the API from docstrings, in site/; fails for a link that leads nowhere
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+lock: $(STAMP)   ## write requirements.lock anew from pyproject.toml; UPGRADE=--upgrade for the newest versions
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes \
+	  --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' --quiet $(UPGRADE) \
+	  --output-file requirements.lock
+
+audit: $(STAMP)  ## known vulnerabilities of what requirements.lock names, where an advisory database can be reached
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check pip-audit
+	$(BIN)/python .ci/audit.py
+
 clean:           ## remove the environment and caches
-	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache

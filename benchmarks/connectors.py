@@ -19,8 +19,8 @@ import tidegate
 from tidegate import App, Batch, Transaction
 from tidegate.benchmarks.leaderboard import final_state, reference_state
 from tidegate.benchmarks.setting import setting
-from tidegate.connectors.file_source import FileSource
-from tidegate.connectors.reading import RowReader
+from tidegate.connectors.files.source import FileSource
+from tidegate.connectors.shared.reading import RowReader
 from tidegate.examples.leaderboard.app import leaderboard, start
 from tidegate.examples.leaderboard.reference import Contest, random_votes
 
@@ -97,8 +97,8 @@ def _fill(servers: str, topic: str, cast: list[Any]) -> None:
 
 
 def _through(servers: str, number: int, votes: int, valid: int, place: str) -> tuple[float, float, Any]:
-    from tidegate.connectors.kafka_sink import KafkaSink
-    from tidegate.connectors.kafka_source import KafkaSource
+    from tidegate.connectors.kafka.sink import KafkaSink
+    from tidegate.connectors.kafka.source import KafkaSource
 
     with start(leaderboard(), place) as engine:
         delivery = engine.deliver(

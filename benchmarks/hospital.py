@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tidegate.benchmarks.setting import setting
-from tidegate.engine import Engine
+from tidegate.engine.engine import Engine
 from tidegate.examples.mimic_alerts import signals
 from tidegate.examples.mimic_alerts.app import hospital, start
 from tidegate.examples.mimic_alerts.ward import Course, Ward

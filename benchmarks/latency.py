@@ -116,7 +116,7 @@ def disk_alone(seconds: float, group_bytes: int = 2_000, delay_s: float = 0.002)
         while not ended or ended[-1] < seconds:
             time.sleep(delay_s)
             begun.append(time.perf_counter() - begin)
-            file.write_synced(bytes(group_bytes))
+            file.write_synced(bytes(group_bytes), len(ended) * group_bytes)
             ended.append(time.perf_counter() - begin)
         file.close()
     moments = np.linspace(0.0, begun[-1], 100_000)

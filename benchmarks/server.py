@@ -53,7 +53,16 @@ def bench(
 def _load(clients: int, pushes: int, rate: float) -> dict[str, float]:
     """One run against a fresh server."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-c", "from tidegate.cli import main; main()", "serve", APP, "--json", "--port", "0"]
+        command = [
+            sys.executable,
+            "-c",
+            "from tidegate.cli.main import main; main()",
+            "serve",
+            APP,
+            "--json",
+            "--port",
+            "0",
+        ]
         server = subprocess.Popen([*command, "--data", f"{folder}/data"], stdout=subprocess.PIPE, text=True)
         try:
             assert server.stdout is not None
@@ -85,7 +94,7 @@ def _cpu_s(process: int) -> float:
 def _verified(folder: str) -> bool:
     """Is what the server left behind what its log says?"""
     from tidegate.loading import load_app
-    from tidegate.verify import verify
+    from tidegate.offline.verify import verify
 
     return verify(load_app(APP), Path(folder) / "data").same
 

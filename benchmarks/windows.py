@@ -19,7 +19,7 @@ from tidegate.benchmarks.windows_patterns import bench as bench_patterns
 from tidegate.storage.schema import Column, Relation
 from tidegate.storage.types import column_type
 from tidegate.streams.windows import WindowSpec, WindowState, open_state
-from tidegate.streams.windows.columns import Array, Columns
+from tidegate.streams.windows.state.columns import Array, Columns
 
 Progress = Callable[[str], None]
 

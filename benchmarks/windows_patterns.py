@@ -15,12 +15,12 @@ import numpy as np
 from tidegate.benchmarks.setting import setting
 from tidegate.storage.schema import Column, Relation
 from tidegate.storage.types import column_type
-from tidegate.streams.windows.columns import Columns
-from tidegate.streams.windows.functions import Decomposed, Extent, Whole
-from tidegate.streams.windows.kinds import window
-from tidegate.streams.windows.local import HERE, PROCESSES, THREADS, LocalBackend
-from tidegate.streams.windows.patterns import PaneFarm, Sequential, WindowFarm
-from tidegate.streams.windows.plan import Plan
+from tidegate.streams.windows.declare.functions import Decomposed, Extent, Whole
+from tidegate.streams.windows.declare.kinds import window
+from tidegate.streams.windows.declare.patterns import PaneFarm, Sequential, WindowFarm
+from tidegate.streams.windows.evaluate.local import HERE, PROCESSES, THREADS, LocalBackend
+from tidegate.streams.windows.evaluate.plan import Plan
+from tidegate.streams.windows.state.columns import Columns
 
 Progress = Callable[[str], None]
 

@@ -11,7 +11,7 @@ from tidegate.streams.batch import Batch
 
 if TYPE_CHECKING:
     from tidegate.client import Client
-    from tidegate.engine import Engine
+    from tidegate.engine.engine import Engine
 
 
 class EngineSink:
@@ -30,7 +30,7 @@ class EngineSink:
         self.stream = stream
 
     def open(self, name: str, relation: Relation) -> None:
-        from tidegate.ingestion_targets import target_of
+        from tidegate.outside.targets import target_of
 
         found = target_of(self.target).relation(self.stream)
         if [(c.name, c.type) for c in found.columns] != [(c.name, c.type) for c in relation.columns]:

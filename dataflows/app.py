@@ -33,8 +33,8 @@ from tidegate.dataflows.validation import (
 from tidegate.errors import DataError, DeclarationError, StatementError
 from tidegate.storage.ddl import Scratch, from_sqlalchemy
 from tidegate.storage.schema import Relation, TableSchema
-from tidegate.storage.statements import Statement, prepare
-from tidegate.streams.windows.declared import Declared, window_relation
+from tidegate.storage.sql.statements import Statement, prepare
+from tidegate.streams.windows.declare.declared import Declared, window_relation
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -83,7 +83,7 @@ class App:
         """Declare a table by CREATE TABLE text (CREATE INDEX may follow) or a SQLAlchemy ``Table``; returns its name.
 
         ``partition_by``: columns whose value names a partition, the smallest thing that can be locked. ``changelog``: its
-        committed changes are the output stream ``<table>_changes``, see :mod:`tidegate.changelog`.
+        committed changes are the output stream ``<table>_changes``, see :mod:`tidegate.outside.changelog`.
         """
         if not isinstance(ddl, str) and not hasattr(ddl, "columns"):
             raise DeclarationError(f"app.table takes CREATE TABLE text or a SQLAlchemy Table, got {ddl!r}")

@@ -16,7 +16,7 @@ SNAPSHOT = "tidegate_snapshot_"  # and the name of the table
 
 
 def restore_rows(txn: Any, table: str, rows: Sequence[Sequence[Any]]) -> None:
-    """Put the rows into an empty table; see ``tidegate.changelog.rebuild``."""
+    """Put the rows into an empty table; see ``tidegate.outside.changelog.rebuild``."""
     for row in rows:
         txn.insert(table, row)
 

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from tidegate.errors import DeclarationError
 from tidegate.storage.schema import Relation
-from tidegate.storage.statements import Statement
-from tidegate.streams.windows.declared import Declared
+from tidegate.storage.sql.statements import Statement
+from tidegate.streams.windows.declare.declared import Declared
 
 OnFailure = Literal["halt", "dead_letter"]
 

@@ -69,7 +69,7 @@ class Graph:
             self._check_complete()
         self._check_connected()
         nodes = self._topological_order([self._node(p.name) for p in streaming])
-        self._infer_keys(streaming, nodes)
+        self._infer_keys(nodes)
         self._build_units(nodes)
         for procedure in self.app.procedures.values():
             if not procedure.streaming:
@@ -339,7 +339,7 @@ class Graph:
                     f"nested transaction {group.name}: {', '.join(lost)} is not connected to {members[0].name} by a stream"
                 )
 
-    def _infer_keys(self, streaming: list[Procedure], nodes: list[str]) -> None:
+    def _infer_keys(self, nodes: list[str]) -> None:
         """A procedure's inputs are keyed alike, and its outputs take that key."""
         for stream in self.app.streams.values():
             if stream.border:

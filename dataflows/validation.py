@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from tidegate.dataflows.definitions import Procedure, check_name
 from tidegate.errors import DeclarationError, TidegateError
 from tidegate.streams.windows import WindowSpec, result_relation
-from tidegate.streams.windows.checks import check_columns
-from tidegate.streams.windows.joins import JoinSpec, check_join
-from tidegate.streams.windows.patterns import check as check_pattern
+from tidegate.streams.windows.declare.checks import check_columns
+from tidegate.streams.windows.declare.joins import JoinSpec, check_join
+from tidegate.streams.windows.declare.patterns import check as check_pattern
 
 if TYPE_CHECKING:
     from tidegate.dataflows.app import App
@@ -163,7 +163,7 @@ def check_windows(app: App, procedure: Procedure) -> None:
                 check_pattern(spec.pattern, spec, spec.compute, keyed=app.streams[spec.stream].key is not None)
 
 
-def check_signature(app: App, procedure: Procedure) -> None:
+def check_signature(_: App, procedure: Procedure) -> None:
     """The function can be called the way the engine will call it."""
     tests = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
     if any(test(procedure.function) for test in tests):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import msgspec
 from starlette.responses import Response
 
 from tidegate import errors
 from tidegate.errors import TidegateError
 from tidegate.txn.ticket import Ticket
-from tidegate.wire import encode
+from tidegate.wire import speak
 
 # the first that fits
 STATUS: tuple[tuple[type[TidegateError], int], ...] = (
@@ -18,6 +19,7 @@ STATUS: tuple[tuple[type[TidegateError], int], ...] = (
     (errors.StatementError, 422),
     (errors.DataError, 422),
     (errors.AccessError, 409),
+    (errors.NotAsked, 404),
     (errors.BatchError, 409),
     (errors.Aborted, 409),
     (errors.ProcedureFailed, 422),
@@ -65,14 +67,15 @@ def error_response(error: TidegateError) -> Response:
 
 
 def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(encode(value), status, headers, media_type="application/json")
+    return Response(speak(value), status, headers, media_type="application/json")
 
 
 def ticket_facts(ticket: Ticket) -> dict[str, Any]:
-    """How far a push or a call has come."""
+    """How far a push or a call has come. May take the engine's lock: not in the event loop when it is a duplicate."""
     return {
         "done": ticket.done,
         "duplicate": ticket.duplicate,
+        "original": [msgspec.structs.asdict(one) for one in ticket.original] or None,
         "batch_ids": ticket.batch_ids,
         "error": None if ticket.error is None else error_facts(ticket.error),
     }

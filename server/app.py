@@ -14,19 +14,21 @@ from starlette.responses import Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
-from tidegate.engine import Engine
+from tidegate.engine.engine import Engine
 from tidegate.errors import ServerError, TidegateError
-from tidegate.server.answers import error_response, json_response
-from tidegate.server.context import Context, check_role
+from tidegate.server.answers import error_response
+from tidegate.server.bodies import check_query
+from tidegate.server.context import Context, check_role, check_scope
 from tidegate.server.gate import Gate
 from tidegate.server.metrics import Metrics
 from tidegate.server.openapi import document
 from tidegate.server.query import QueryService
 from tidegate.server.routing import Direct
 from tidegate.server.settings import Settings
-from tidegate.server.table import ENDPOINTS, SOCKETS, Endpoint
+from tidegate.server.table import ENDPOINTS, SOCKETS, Endpoint, Query
 from tidegate.server.tokens import Tokens
 from tidegate.server.tracing import Tracing
+from tidegate.wire import encode
 
 
 def make_app(
@@ -38,7 +40,7 @@ def make_app(
 ) -> Gate:
     """Everything between a socket and the engine. The engine is opened before and closed after by the caller."""
     metrics = Metrics()
-    published = document(engine.app, tokens, version("tidegate"))
+    published = encode(document(engine.app, tokens, version("tidegate")))  # OpenAPI wants bounds of integers as numbers
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -49,11 +51,12 @@ def make_app(
             await context.close()
 
     async def openapi(request: Request) -> Response:
-        return json_response(published)
+        check_query(request.scope["query_string"], ())
+        return Response(published, media_type="application/json")
 
     routes: list[Any] = [_route(endpoint) for endpoint in ENDPOINTS]
     routes.append(Route("/openapi.json", openapi, methods=["GET"]))
-    routes += [_socket(path, handler, roles) for path, handler, roles in SOCKETS]
+    routes += [_socket(*socket) for socket in SOCKETS]
     inner = Starlette(
         routes=routes,
         lifespan=lifespan,
@@ -67,24 +70,27 @@ def _route(endpoint: Endpoint) -> Route:
     async def handle(request: Request) -> Response:
         request.scope["state"]["route"] = endpoint.path
         check_role(request.scope["state"]["holder"], endpoint.roles)
+        check_query(request.scope["query_string"], endpoint.query)
+        check_scope(request.scope["state"]["holder"], endpoint.path, request.path_params)
         return await endpoint.handler(request, request.app.state.context)
 
     return Route(endpoint.path, handle, methods=[endpoint.method], name=endpoint.handler.__name__)
 
 
-def _socket(path: str, handler: Any, roles: tuple[str, ...]) -> WebSocketRoute:
+def _socket(path: str, handler: Any, roles: tuple[str, ...], query: Query) -> WebSocketRoute:
     async def handle(websocket: WebSocket) -> None:
         try:
             check_role(websocket.scope["state"]["holder"], roles)
+            check_scope(websocket.scope["state"]["holder"], path, websocket.path_params)
         except TidegateError as error:
             await websocket.close(1008, str(error)[:120])
             return
-        await handler(websocket, websocket.app.state.context)
+        await handler(websocket, websocket.app.state.context, query)
 
     return WebSocketRoute(path, handle)
 
 
-async def _refused(request: Request, error: Exception) -> Response:
+async def _refused(_: Request, error: Exception) -> Response:
     assert isinstance(error, TidegateError)
     return error_response(error)
 

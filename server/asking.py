@@ -16,10 +16,10 @@ from starlette.types import Receive, Scope, Send
 
 from tidegate.errors import DataError, QueryFailed, ServerError, TidegateError
 from tidegate.server.answers import error_facts
-from tidegate.server.bodies import ARROW, JSON, Queried, read_json
-from tidegate.server.context import Context
+from tidegate.server.bodies import ARROW, JSON, Queried, read_json, whole_number
+from tidegate.server.context import Context, holder_of
 from tidegate.server.work import untagged
-from tidegate.wire import encode, finite
+from tidegate.wire import finite, speak
 
 log = logging.getLogger("tidegate.server")
 
@@ -42,20 +42,20 @@ class Streamed(StreamingResponse):
 
 async def query(request: Request, context: Context) -> Response:
     """Run a read-only query in the query replica."""
-    asked: Queried = await read_json(request, context.settings, Queried)
+    asked = await read_json(request, context.settings, Queried, _read)
     kind = _format(request)
     if context.queries is None:
         raise ServerError("this server has no query replica; start it with tidegate.replica installed", status=501)
-    limit, timeout_s = _limits(asked, context)
-    parameters: Any = asked.parameters
-    if asked.encoding == "tagged":
-        parameters = (
-            {name: untagged(value) for name, value in parameters.items()}
-            if isinstance(parameters, dict)
-            else [untagged(value) for value in parameters or ()]
-        )
+    limit, timeout_s, as_of = _limits(asked, context)
+    holder = holder_of(request)
     schema, batches = await context.queries.query(
-        asked.sql, parameters, row_limit=limit + 1, timeout_s=timeout_s, as_of=asked.as_of
+        asked.sql,
+        asked.parameters,
+        row_limit=limit + 1,
+        timeout_s=timeout_s,
+        as_of=as_of,
+        user=holder.name,
+        tables=holder.tables,
     )
     bounded = _bounded(batches, limit, asked.row_limit is not None)
     first = await anext(bounded, None)  # what fails at once gets a status of its own
@@ -76,7 +76,19 @@ def _format(request: Request) -> str:
     raise ServerError(f"results come as {JSON}, {CSV} or {ARROW}, not as {accept[:100]!r}", status=406)
 
 
-def _limits(asked: Queried, context: Context) -> tuple[int, float]:
+def _read(asked: Queried) -> Queried:
+    """The query with its parameters as values."""
+    if asked.encoding == "tagged":
+        given = asked.parameters
+        asked.parameters = (
+            {name: untagged(value) for name, value in given.items()}
+            if isinstance(given, dict)
+            else [untagged(value) for value in given or ()]
+        )
+    return asked
+
+
+def _limits(asked: Queried, context: Context) -> tuple[int, float, int | None]:
     settings = context.settings
     limit = settings.row_limit if asked.row_limit is None else asked.row_limit
     if not 0 < limit <= settings.row_limit:
@@ -84,9 +96,10 @@ def _limits(asked: Queried, context: Context) -> tuple[int, float]:
     timeout_s = settings.query_timeout_s if asked.timeout_s is None else asked.timeout_s
     if not 0 < timeout_s <= LONGEST_S:
         raise DataError(f"timeout_s is more than 0 and at most {LONGEST_S:g} seconds", column="timeout_s")
-    if asked.as_of is not None and not 0 <= asked.as_of < 2**63:
+    as_of = whole_number(asked.as_of, "as_of") if isinstance(asked.as_of, str) else asked.as_of
+    if as_of is not None and not 0 <= as_of < 2**63:
         raise DataError("as_of is a sequence number", column="as_of")
-    return limit, min(timeout_s, settings.query_timeout_s)
+    return limit, min(timeout_s, settings.query_timeout_s), as_of
 
 
 async def _bounded(batches: AsyncIterator[pa.RecordBatch], limit: int, chosen: bool) -> AsyncIterator[pa.RecordBatch]:
@@ -116,7 +129,7 @@ async def _chained(first: pa.RecordBatch | None, rest: AsyncIterator[pa.RecordBa
 async def _as_json(schema: pa.Schema, batches: AsyncIterator[pa.RecordBatch]) -> AsyncIterator[bytes]:
     """``{"columns": […], "rows": [[…], …], "error": null}``; the error is of a query that failed half-way."""
     columns = [{"name": field.name, "type": str(field.type)} for field in schema]
-    yield b'{"columns":' + encode(columns) + b',"rows":['
+    yield b'{"columns":' + speak(columns) + b',"rows":['
     error: TidegateError | None = None
     began = False
     try:
@@ -126,12 +139,12 @@ async def _as_json(schema: pa.Schema, batches: AsyncIterator[pa.RecordBatch]) ->
             began = True
     except TidegateError as failed:
         error = failed
-    yield b'],"error":' + encode(None if error is None else error_facts(error)) + b"}"
+    yield b'],"error":' + speak(None if error is None else error_facts(error)) + b"}"
 
 
 def _json_rows(batch: pa.RecordBatch) -> bytes:
     columns = [[finite(value) for value in column.to_pylist()] for column in batch.columns]
-    return encode(list(zip(*columns, strict=True)))[1:-1]
+    return speak(list(zip(*columns, strict=True)))[1:-1]
 
 
 async def _as_csv(schema: pa.Schema, batches: AsyncIterator[pa.RecordBatch]) -> AsyncIterator[bytes]:
@@ -155,7 +168,7 @@ def _csv_value(value: Any) -> Any:
     """NULL is empty; what JSON has a text for is that text; lists and the like are JSON."""
     if value is None or (isinstance(value, (str, int)) and not isinstance(value, bool)):
         return value
-    text = encode(finite(value)).decode()
+    text = speak(finite(value)).decode()
     return text[1:-1] if text.startswith('"') else text
 
 

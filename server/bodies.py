@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from difflib import get_close_matches
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 from msgspec import UNSET
 from starlette.requests import ClientDisconnect, Request
@@ -20,14 +24,18 @@ NDJSON = "application/x-ndjson"
 ARROW = "application/vnd.apache.arrow.stream"
 ROW_TYPES = (JSON, NDJSON, ARROW)
 _NDJSON_ALSO = {"application/ndjson", "application/jsonl", "application/x-jsonlines"}
-LARGE = 256 << 10  # bytes from which parsing is done in a thread
+LARGE = 256 << 10  # bytes from which work on a body is not done in the event loop
+DEEPEST = 100  # lists and objects inside one another in a body
+
+T = TypeVar("T")
+_LARGE_BODIES = ThreadPoolExecutor(2, "tidegate-large")  # few, so that others get their turn in the interpreter
 
 
 class Pushed(msgspec.Struct, forbid_unknown_fields=True):
     """The body of a push in JSON."""
 
     rows: list[Any]
-    batch_id: int | None = None
+    batch_id: int | str | None = None
     source: str | None = None
     offset: Any = None
     after: Any = UNSET
@@ -48,7 +56,7 @@ class Queried(msgspec.Struct, forbid_unknown_fields=True):
     parameters: list[Any] | dict[str, Any] | None = None
     row_limit: int | None = None
     timeout_s: float | None = None
-    as_of: int | None = None
+    as_of: int | str | None = None
     encoding: str = "plain"
 
 
@@ -58,6 +66,23 @@ class Acknowledged(msgspec.Struct, forbid_unknown_fields=True):
     cursors: list[str]
     up_to: bool = False
     refused: str | None = None
+
+
+def check_query(query_string: bytes, known: Collection[str]) -> None:
+    """Raise when the address has a parameter that means nothing here, or one twice: nobody would notice what it left out."""
+    seen: set[str] = set()
+    for name, _ in parse_qsl(query_string.decode("latin-1"), keep_blank_values=True):
+        if name not in known:
+            close = get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            raise ServerError(
+                f"there is no parameter {name[:80]!r} here; {hint}This endpoint takes {', '.join(known) or 'none'}",
+                status=400,
+                parameter=name[:80],
+            )
+        if name in seen:
+            raise ServerError(f"the parameter {name!r} is given twice; give it once", status=400, parameter=name)
+        seen.add(name)
 
 
 async def read_body(request: Request, settings: Settings) -> bytes:
@@ -96,36 +121,68 @@ def content_type(request: Request) -> str:
     return NDJSON if kind in _NDJSON_ALSO else kind
 
 
-async def read_json(request: Request, settings: Settings, kind: Any) -> Any:
-    """The body as JSON of this shape."""
+async def aside(size: int, function: Callable[..., T], *arguments: Any) -> T:
+    """What a function returns that works on ``size`` bytes, in a thread when they are many: others are answered meanwhile."""
+    if size <= LARGE:
+        return function(*arguments)
+    return await asyncio.get_running_loop().run_in_executor(_LARGE_BODIES, function, *arguments)
+
+
+async def read_json(request: Request, settings: Settings, kind: Any, then: Callable[[Any], T] = lambda told: told) -> T:
+    """The body as JSON of this shape; or what ``then`` makes of it, out of the others' way when it is large."""
     if content_type(request) != JSON:
         raise ServerError(f"send {JSON}, not {content_type(request)!r}", status=415)
-    return decode(await read_body(request, settings), kind)
+    body = await read_body(request, settings)
+    return await aside(len(body), lambda: then(decode(body, kind)))
 
 
 def decode(body: bytes, kind: Any) -> Any:
+    check_depth(body)
     try:
         return msgspec.json.decode(body, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise DataError(f"the body does not fit: {str(error) or 'it is nested too deeply'}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise DataError(f"the body does not fit: {error}") from None
 
 
-async def read_push(request: Request, settings: Settings) -> Pushed:
-    """Rows in JSON, NDJSON or Arrow; batch-id, source and offset in the JSON, or as query parameters."""
+def check_depth(body: bytes) -> None:
+    """Raise when lists and objects are nested more deeply than anyone needs: whoever walks through them later would fail.
+
+    >>> check_depth(b'[{"a": "[[["}]' * 1000)
+    """
+    if body.count(b"[") + body.count(b"{") <= DEEPEST:
+        return
+    text = np.frombuffer(body.replace(rb"\\", b"__").replace(rb"\"", b"__"), np.uint8)
+    outside = np.logical_not(np.logical_xor.accumulate(text == ord('"')))
+    opened = ((text == ord("[")) | (text == ord("{"))) & outside
+    closed = ((text == ord("]")) | (text == ord("}"))) & outside
+    depth = int((opened.astype(np.int8) - closed.astype(np.int8)).cumsum(dtype=np.int32).max())
+    if depth > DEEPEST:
+        raise DataError(
+            f"the body nests lists and objects {depth:,} deep, and {DEEPEST} is the most that is taken; send it flatter, or as "
+            f"text"
+        )
+
+
+async def read_push(request: Request, settings: Settings, rows: Callable[[list[Any], bool], list[Any]]) -> Pushed:
+    """Rows in JSON, NDJSON or Arrow, as ``rows(given, large)`` makes them; batch-id, source and offset in the JSON, or as
+    query parameters.
+    """
     kind = content_type(request)
     if kind not in ROW_TYPES:
         raise ServerError(f"rows are sent as {', '.join(ROW_TYPES)}, not {kind!r}", status=415)
     body = await read_body(request, settings)
-    if len(body) > LARGE:
-        pushed = await asyncio.to_thread(parse_push, body, kind, settings.body_rows)
-    else:
+
+    def read() -> Pushed:
         pushed = parse_push(body, kind, settings.body_rows)
-    if not request.scope["query_string"]:
-        query: Mapping[str, str] = {}
-    else:
-        query = request.query_params
+        pushed.rows = rows(pushed.rows, len(body) > LARGE)
+        return pushed
+
+    pushed = await aside(len(body), read)
+    query: Mapping[str, str] = request.query_params if request.scope["query_string"] else {}
     if "batch_id" in query:
-        pushed.batch_id = whole_number(query["batch_id"], "batch_id")
+        pushed.batch_id = query["batch_id"]
+    if isinstance(pushed.batch_id, str):
+        pushed.batch_id = whole_number(pushed.batch_id, "batch_id")
     if "source" in query:
         pushed.source = query["source"]
     if "offset" in query:
@@ -141,21 +198,30 @@ def parse_push(body: bytes, kind: str, row_limit: int) -> Pushed:
     if kind == ARROW:
         return Pushed(read_arrow(body, row_limit))
     if kind == NDJSON:
-        lines = body.splitlines()
-        try:
-            return Pushed([msgspec.json.decode(line) for line in lines if line.strip()])
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            for number, line in enumerate(lines, 1):
-                if line.strip():
-                    try:
-                        msgspec.json.decode(line)
-                    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                        raise DataError(f"line {number} is no JSON: {error}") from None
-            raise
-    if body.lstrip()[:1] == b"[":
-        return Pushed(decode(body, list[Any]))
-    pushed: Pushed = decode(body, Pushed)
+        pushed = Pushed(_lines(body))
+    elif body.lstrip()[:1] == b"[":
+        pushed = Pushed(decode(body, list[Any]))
+    else:
+        pushed = decode(body, Pushed)
+    if len(pushed.rows) > row_limit:
+        raise _too_many(row_limit)
     return pushed
+
+
+def _too_many(row_limit: int) -> DataError:
+    return DataError(f"one push takes at most {row_limit:,} rows; send fewer at a time")
+
+
+def _lines(body: bytes) -> list[Any]:
+    check_depth(body)
+    rows = []
+    for number, line in enumerate(body.splitlines(), 1):
+        if line.strip():
+            try:
+                rows.append(msgspec.json.decode(line))
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise DataError(f"line {number} is no JSON: {error}") from None
+    return rows
 
 
 def whole_number(text: str, name: str) -> int:
@@ -184,7 +250,7 @@ def read_arrow(body: bytes, row_limit: int) -> list[dict[str, Any]]:
                 )
         for batch in reader:
             if len(rows) + batch.num_rows > row_limit:
-                raise DataError(f"one push takes at most {row_limit:,} rows; send fewer at a time")
+                raise _too_many(row_limit)
             batch.validate(full=True)
             rows.extend(batch.to_pylist())
     except (pa.ArrowException, OSError, ValueError, struct.error, IndexError, OverflowError) as error:

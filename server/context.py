@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from collections.abc import Mapping
 from typing import Any
 
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 
-from tidegate.engine import Engine
-from tidegate.errors import NotAllowed, ServerError
+from tidegate.engine.engine import Engine
+from tidegate.errors import NotAllowed, Overloaded, ServerError
 from tidegate.server.driver import Driver
 from tidegate.server.feeds import Feeds
 from tidegate.server.metrics import Metrics
 from tidegate.server.named import NamedFeeds
 from tidegate.server.query import QueryService
+from tidegate.server.readiness import Readiness
 from tidegate.server.settings import Settings
 from tidegate.server.status import look
 from tidegate.server.tokens import Token
@@ -23,28 +25,68 @@ from tidegate.txn.ticket import Ticket
 
 
 class Tickets:
-    """Tickets that were not done when their request was answered, by a name nobody can guess. The oldest are forgotten."""
+    """Tickets that were not done when their request was answered, by a name nobody can guess.
 
-    def __init__(self, limit: int) -> None:
+    Only who got a ticket, and an admin, may ask by it. The oldest are forgotten: those of the same holder when it has too many,
+    any when there are too many in all.
+    """
+
+    def __init__(self, each: int, limit: int) -> None:
+        self._each = each
         self._limit = limit
-        self._tickets: OrderedDict[str, Ticket] = OrderedDict()
+        self._tickets: OrderedDict[str, tuple[str, Ticket]] = OrderedDict()
+        self._by_holder: dict[str, OrderedDict[str, None]] = {}
 
-    def keep(self, ticket: Ticket) -> str:
+    def keep(self, ticket: Ticket, holder: Token) -> str:
         name = secrets.token_urlsafe(12)
-        self._tickets[name] = ticket
+        self._tickets[name] = (holder.name, ticket)
+        mine = self._by_holder.setdefault(holder.name, OrderedDict())
+        mine[name] = None
+        if len(mine) > self._each and not holder.admin:
+            self._forget(next(iter(mine)))
         if len(self._tickets) > self._limit:
-            self._tickets.popitem(last=False)
+            self._forget(next(iter(self._tickets)))
         return name
 
-    def find(self, name: str) -> Ticket:
-        ticket = self._tickets.get(name)
-        if ticket is None:
+    def _forget(self, name: str) -> None:
+        holder, _ = self._tickets.pop(name)
+        mine = self._by_holder[holder]
+        del mine[name]
+        if not mine:
+            del self._by_holder[holder]
+
+    def find(self, name: str, holder: Token) -> Ticket:
+        owner, ticket = self._tickets.get(name, (None, None))
+        if ticket is None or (owner != holder.name and not holder.admin):
             raise ServerError(
                 f"there is no ticket {name[:40]!r} here: tickets are kept in memory, until the server is restarted. What was "
                 f"accepted is in the log all the same; push it again under the same batch-id to see that it was",
                 status=404,
             )
         return ticket
+
+
+class Followers:
+    """Open event streams and sockets: so many for each token, and never so many that nobody else can connect."""
+
+    def __init__(self, each: int, limit: int) -> None:
+        self._each = each
+        self._limit = limit
+        self._open: Counter[str] = Counter()
+
+    def enter(self, holder: Token) -> None:
+        if self._open.total() >= self._limit:
+            raise Overloaded(f"{self._limit} clients follow streams here already, which is the limit; try again later")
+        if self._open[holder.name] >= self._each and not holder.admin:
+            raise Overloaded(
+                f"{holder.name!r} follows {self._each} streams already, which is the limit; close one of them"
+            )
+        self._open[holder.name] += 1
+
+    def leave(self, holder: Token) -> None:
+        self._open[holder.name] -= 1
+        if not self._open[holder.name]:
+            del self._open[holder.name]
 
 
 class Context:
@@ -57,8 +99,10 @@ class Context:
         self.queries = queries
         self.driver = Driver(engine, engine.config.capacity)
         self.feeds = Feeds(engine)
-        self.named = NamedFeeds(self.feeds)
-        self.tickets = Tickets(settings.tickets)
+        self.named = NamedFeeds(self.feeds, settings.subscriptions)
+        self.readiness = Readiness(engine)
+        self.followers = Followers(settings.followers, settings.connections * 3 // 4)
+        self.tickets = Tickets(settings.tickets, settings.all_tickets)
         self.stopping = False
         metrics.watch(self.look)
 
@@ -87,6 +131,29 @@ def check_role(holder: Token | None, roles: tuple[str, ...]) -> None:
         raise NotAllowed(
             f"this takes a token with the role {' or '.join(roles)}; {holder.name!r} has {', '.join(sorted(holder.roles))}"
         )
+
+
+IN_PATHS = {"stream": "streams", "procedure": "procedures", "name": "subscriptions"}  # parameters of paths -> scopes
+WHOLE = ("/v1/status",)  # shows rows of everything
+
+
+def check_scope(holder: Token | None, path: str, parameters: Mapping[str, str]) -> None:
+    """Raise when the holder may not use the names in a path."""
+    if holder is None or holder.admin:
+        return
+    for parameter, name in parameters.items():
+        if parameter in IN_PATHS:
+            holder.check(IN_PATHS[parameter], name)
+    if path in WHOLE and holder.tables is not None:
+        raise NotAllowed(
+            f"{path} shows rows of all streams and tables, and {holder.name!r} is confined to some of them"
+        )
+
+
+def holder_of(request: HTTPConnection) -> Token:
+    """Whose request it is."""
+    holder: Token = request.scope["state"]["holder"]
+    return holder
 
 
 def log_facts(request: Request, **facts: Any) -> None:

@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from tidegate.engine import Engine
-from tidegate.errors import EngineClosed, Overloaded
+from tidegate.engine.acceptance import PreparedCall
+from tidegate.engine.engine import Engine
+from tidegate.errors import EngineClosed, Overloaded, ServerError
 from tidegate.txn.ticket import Ticket
 
 log = logging.getLogger("tidegate.server")
@@ -70,6 +71,13 @@ class Mailbox:
                 future.set_exception(error)
 
 
+def _as_error(error: BaseException) -> Exception:
+    """What may be raised in the event loop: a SystemExit of somebody's procedure would end the server there."""
+    if isinstance(error, Exception):
+        return error
+    return ServerError(f"a procedure raised {error!r}, which stopped it; the status shows what is halted", status=500)
+
+
 class Driver:
     """The one thread that calls the engine. Made in the event loop that uses it."""
 
@@ -110,21 +118,20 @@ class Driver:
         engine = self.engine
 
         def job() -> tuple[Ticket, Ticket | None, int]:
+            ticket = engine.push(stream, rows, batch_id, timeout_s=0, source=source, offset=offset, after=after)
             with engine.lock:
-                ticket = engine.push(stream, rows, batch_id, timeout_s=0, source=source, offset=offset, after=after)
                 self.pushed[stream] += len(ticket.batch_ids)
                 return ticket, self._on_disk(ticket), engine.sequence
 
         return await self._accepted(job)
 
-    async def submit(self, procedure: str, arguments: list[Any], named: dict[str, Any]) -> Accepted:
+    async def submit(self, call: PreparedCall) -> Accepted:
         """Call a procedure; returns when the call is accepted and on disk."""
         engine = self.engine
 
         def job() -> tuple[Ticket, Ticket | None, int]:
+            ticket = engine.intake.enter_call(call, 0)  # never waits for room: answers come in on this thread, too
             with engine.lock:
-                engine.intake.make_room(procedure, 0)  # a call would wait for it, and this thread has answers to let in
-                ticket = engine.submit(procedure, *arguments, **named)
                 self.calls += 1
                 return ticket, self._on_disk(ticket), engine.sequence
 
@@ -134,7 +141,10 @@ class Driver:
         """Feed rows. That may wait for room, so it has threads of its own: answers make the room, and come in here."""
 
         def job() -> int:
-            batches = self.engine.feed(stream, rows, size=size, source=source, offset=offset, after=after)
+            try:
+                batches = self.engine.feed(stream, rows, size=size, source=source, offset=offset, after=after)
+            except BaseException as error:
+                raise _as_error(error) from error
             with self.engine.lock:
                 self.pushed[stream] += batches
             return batches
@@ -194,7 +204,7 @@ class Driver:
             try:
                 value = job()
             except BaseException as error:
-                self._mailbox.put(future, None, error)
+                self._mailbox.put(future, None, _as_error(error))
             else:
                 self._mailbox.put(future, value)
 

@@ -20,12 +20,12 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
 
-from tidegate.engine import Engine
+from tidegate.engine.engine import Engine
 from tidegate.errors import CursorGone, Overloaded
 from tidegate.streams.batch import Batch
 from tidegate.txn.positions import describe
 from tidegate.txn.ticket import Ticket
-from tidegate.wire import RowWire, batch_facts, encode
+from tidegate.wire import RowWire, batch_facts, speak
 
 log = logging.getLogger("tidegate.server")
 
@@ -143,7 +143,7 @@ class Feeds:
         """Count what is committed to every interior stream: a dictionary entry for each batch, for rates."""
         counts = self.emitted
 
-        def count(position: int, batch: Batch) -> None:
+        def count(_: int, batch: Batch) -> None:
             counts[batch.relation.name] += 1
 
         with self.engine.lock:
@@ -273,7 +273,7 @@ class Feeds:
         number = self._numbers[stream] = self._numbers.get(stream, 0) + 1
         cursor = f"{self.run}.{number}"
         facts = {**batch_facts(self.wires[stream], batch), "position": describe(position), "cursor": cursor}
-        return stream, Event(number, cursor, encode(facts))
+        return stream, Event(number, cursor, speak(facts))
 
     def _on_disk(self, lsn: int) -> bool:
         """Wait until nothing up to here can be taken back by a crash; False when that will never be.

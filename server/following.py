@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from starlette.requests import Request
@@ -14,11 +14,12 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from tidegate.errors import CursorGone, DataError, Overloaded, TakenOver, TidegateError
 from tidegate.server.answers import error_facts, json_response
-from tidegate.server.bodies import Acknowledged, decode, read_json, whole_number
-from tidegate.server.context import Context
+from tidegate.server.bodies import Acknowledged, check_query, decode, read_json, whole_number
+from tidegate.server.context import Context, holder_of
 from tidegate.server.feeds import Event, Tail
 from tidegate.server.named import Session
-from tidegate.wire import encode
+from tidegate.server.tokens import Token
+from tidegate.wire import speak
 
 log = logging.getLogger("tidegate.server")
 
@@ -32,10 +33,13 @@ def check_name(name: str) -> None:
 class Subscriber:
     """A connection's side of a subscription: opened, read from, and given back whatever happens."""
 
-    def __init__(self, context: Context, stream: str, name: str | None, cursor: str | None) -> None:
+    def __init__(self, context: Context, holder: Token, stream: str, name: str | None, cursor: str | None) -> None:
         if name is not None:
             check_name(name)
+            holder.check("subscriptions", name)
         self._context = context
+        self._holder = holder
+        self._entered = False
         self.stream = stream
         self.name = name
         self._cursor = cursor
@@ -43,9 +47,18 @@ class Subscriber:
 
     async def open(self) -> str | None:
         """Begin; returns the cursor of a subscriber that has seen everything so far (None for a named one)."""
+        self._context.followers.enter(self._holder)
+        self._entered = True
+        try:
+            return await self._open()
+        except BaseException:
+            self.close()
+            raise
+
+    async def _open(self) -> str | None:
         context = self._context
         if self.name is not None:
-            self._source = await context.named.attach(self.stream, self.name, self._cursor)
+            self._source = await context.named.attach(self.stream, self.name, self._cursor, self._holder)
             return None
         settings = context.settings
         self._source = await context.feeds.tail(
@@ -63,6 +76,9 @@ class Subscriber:
         await self._context.named.acknowledge(self.name, message)
 
     def close(self) -> None:
+        if self._entered:
+            self._entered = False
+            self._context.followers.leave(self._holder)
         if isinstance(self._source, Tail):
             self._context.feeds.leave(self._source)
         elif self._source is not None:
@@ -109,7 +125,7 @@ class EventStream(Response):
         opened = b"retry: 1000\n"
         if self._first is not None:
             opened += f"id: {self._first}\n".encode()
-        text = opened + b"event: open\ndata: " + encode({"cursor": self._first}) + b"\n\n"
+        text = opened + b"event: open\ndata: " + speak({"cursor": self._first}) + b"\n\n"
         ended = False
         while True:
             async with asyncio.timeout(settings.stall_s):
@@ -121,7 +137,7 @@ class EventStream(Response):
             except TidegateError as error:
                 if isinstance(error, Overloaded):
                     self._context.metrics.dropped.inc()
-                text, ended = b"event: end\ndata: " + encode(error_facts(error)) + b"\n\n", True
+                text, ended = b"event: end\ndata: " + speak(error_facts(error)) + b"\n\n", True
             else:
                 text = b"".join(_sse(event) for event in events) if events else b": still here\n\n"
 
@@ -142,24 +158,27 @@ async def events(request: Request, context: Context) -> Response:
     if request.method == "HEAD":
         return Response(media_type="text/event-stream")
     cursor = query.get("cursor", request.headers.get("last-event-id")) or None
-    subscriber = Subscriber(context, request.path_params["stream"], query.get("name"), cursor)
+    subscriber = Subscriber(context, holder_of(request), request.path_params["stream"], query.get("name"), cursor)
     return EventStream(subscriber, context, await subscriber.open())
 
 
 # ---- WebSocket
 
 
-async def socket(websocket: WebSocket, context: Context) -> None:
-    """Follow a stream over a WebSocket; a named subscriber acknowledges over it: ``{"cursors": […], "up_to": true}``."""
+async def socket(websocket: WebSocket, context: Context, known: Collection[str]) -> None:
+    """Follow a stream over a WebSocket; a named subscriber acknowledges over it: ``{"cursors": […], "up_to": true}``.
+
+    ``known``: the parameters that its address may have.
+    """
     query = websocket.query_params
     subscriber: Subscriber | None = None
     tasks: list[asyncio.Task[None]] = []
     try:
         await websocket.accept()
         try:
-            subscriber = Subscriber(
-                context, websocket.path_params["stream"], query.get("name"), query.get("cursor") or None
-            )
+            check_query(websocket.scope["query_string"], known)
+            stream, cursor = websocket.path_params["stream"], query.get("cursor") or None
+            subscriber = Subscriber(context, holder_of(websocket), stream, query.get("name"), cursor)
             first = await subscriber.open()
             await _say(websocket, context, {"event": "open", "cursor": first})
             tasks = [
@@ -192,7 +211,7 @@ def _code(error: TidegateError) -> int:
 
 async def _say(websocket: WebSocket, context: Context, facts: dict[str, Any]) -> None:
     async with asyncio.timeout(context.settings.stall_s):
-        await websocket.send_text(encode(facts).decode())
+        await websocket.send_text(speak(facts).decode())
 
 
 async def _socket_out(websocket: WebSocket, subscriber: Subscriber, context: Context) -> None:
@@ -205,16 +224,22 @@ async def _socket_out(websocket: WebSocket, subscriber: Subscriber, context: Con
 
 async def _socket_in(websocket: WebSocket, subscriber: Subscriber) -> None:
     while True:
-        message = decode((await websocket.receive_text()).encode(), Acknowledged)
-        await subscriber.acknowledge(message)
+        message = await websocket.receive()
+        if message["type"] == "websocket.disconnect":
+            raise WebSocketDisconnect(message.get("code", 1000))
+        if message.get("text") is None:
+            raise DataError('this socket takes text frames with JSON ({"cursors": […]}), and a binary frame came')
+        await subscriber.acknowledge(decode(message["text"].encode(), Acknowledged))
 
 
 # ---- named subscriptions
 
 
 async def subscriptions(request: Request, context: Context) -> Response:
-    """All named subscriptions."""
-    return json_response({"subscriptions": await context.named.facts()})
+    """The named subscriptions that may be used with this token."""
+    holder = holder_of(request)
+    found = [facts for facts in await context.named.facts() if holder.may("subscriptions", facts["name"])]
+    return json_response({"subscriptions": found})
 
 
 async def waiting(request: Request, context: Context) -> Response:
@@ -227,7 +252,9 @@ async def waiting(request: Request, context: Context) -> Response:
     limit = whole_number(query["limit"], "limit") if "limit" in query else None
     if limit is not None and limit < 1:
         raise DataError(f"limit is at least 1, got {limit}", column="limit")
-    return json_response({"batches": await context.named.waiting(stream, name, limit)})
+    holder = holder_of(request)
+    holder.check("streams", stream)
+    return json_response({"batches": await context.named.waiting(stream, name, limit, holder)})
 
 
 async def acknowledge(request: Request, context: Context) -> Response:

@@ -1,39 +1,36 @@
-"""The gate in front of every request: which site it comes from, who sends it, how often, and how it went.
-
-Browsers let any web page send requests to a server on the same machine. So a server refuses requests that name a host
-it is not reached by (DNS rebinding) and requests from pages of another origin (cross-site forgery).
-"""
+"""The gate in front of every request: which site it comes from, who sends it, how often, and how it went."""
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
-from functools import lru_cache
+from collections.abc import Callable, Iterable
 from typing import Any
-from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
 from tidegate.errors import NotAllowed, ServerError, TidegateError
+from tidegate.guard.patience import Patience
 from tidegate.server.answers import error_response
 from tidegate.server.metrics import Metrics
 from tidegate.server.settings import Settings
+from tidegate.server.sites import Sites
 from tidegate.server.tokens import Token, Tokens
 from tidegate.server.tracing import Tracing
 
 log = logging.getLogger("tidegate.server")
 
 OPEN = ("/health", "/ready")  # for those who watch the server; and the console's own files, which hold no data
-LOOPBACK_NAMES = {"localhost", "127.0.0.1", "::1", "[::1]"}
 HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cross-origin-resource-policy": "same-origin",
     "x-frame-options": "DENY",
 }
+SLOWED = 64  # answers to wrong tokens that are held back at a time
 _UNEXPECTED = ServerError("the server failed at this request; its log says how", status=500)
 _ADDED = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
 
@@ -76,9 +73,9 @@ class Gate:
         self._metrics = metrics
         self._tracing = tracing
         self._rates = Rates()
-        self._hosts = {name.lower() for name in settings.allow_hosts}
-        self._any_host = not settings.loopback and not settings.allow_hosts
-        self._origins = {origin.lower().rstrip("/") for origin in settings.allow_origins}
+        self._patience = Patience()
+        self._slowed = 0  # wrong tokens that wait for their answer
+        self._sites = Sites(settings.host, settings.allow_hosts, settings.allow_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -99,9 +96,9 @@ class Gate:
         traced = self._tracing if scope["type"] == "http" else None
         span = None if traced is None else traced.begin(scope["method"], headers)
         try:
-            self._check_site(headers, scope["path"])
+            self._sites.check(headers, everyone=_console(scope["path"]))
             if scope["path"] not in OPEN and not _console(scope["path"]):
-                holder = self._tokens.holder(headers.get("authorization"), dt.datetime.now(dt.UTC))
+                holder = await self._holder(headers.get("authorization"), scope)
                 self._check_rate(holder, scope)
             scope["state"] = {**scope.get("state", {}), "holder": holder, "headers": headers}
             await self._app(scope, receive, sending)
@@ -126,27 +123,32 @@ class Gate:
                 if traced is not None:
                     traced.end(span, scope["method"], _route(scope), status, _told(scope))
 
-    def _check_site(self, headers: Mapping[str, str], path: str) -> None:
-        host = headers.get("host", "")
-        name = host_name(host)
-        if not self._any_host and name not in LOOPBACK_NAMES and name not in self._hosts:
-            raise NotAllowed(
-                f"this server is not called {name or host!r}; reach it as localhost, or start it with --allow-host",
-                status=421,
-            )
-        origin = headers.get("origin")
-        if origin is not None and origin.lower().rstrip("/") not in self._origins:
-            own = {f"http://{host}".lower(), f"https://{host}".lower()}
-            if origin.lower() not in own:
-                raise NotAllowed(
-                    f"pages of {origin} may not use this server; if they should, start it with --allow-origin {origin}"
-                )
-        elif origin is None and headers.get("sec-fetch-site") in ("cross-site", "same-site") and not _console(path):
-            raise NotAllowed("pages of another site may not use this server")
+    async def _holder(self, authorization: str | None, scope: Scope) -> Token:
+        """Who sends this. The right token is never kept waiting; the answer to a wrong one takes longer every time.
+
+        A token can't be guessed however fast one tries, so who tries at many connections at once is told so at once:
+        connections are worth more.
+        """
+        try:
+            return self._tokens.holder(authorization, dt.datetime.now(dt.UTC))
+        except NotAllowed as error:
+            if not getattr(error, "wrong", False):
+                raise
+            address = _address(scope)
+            self._patience.wrong(address, time.monotonic())
+            wait_s = self._patience.turn_s(address, time.monotonic())
+            if wait_s is None or self._slowed >= SLOWED:
+                text = f"too many wrong tokens from {address}; try again in a few seconds"
+                raise NotAllowed(text, status=429, retry_after_s=5.0) from None
+            self._slowed += 1
+            try:
+                await asyncio.sleep(wait_s)
+            finally:
+                self._slowed -= 1
+            raise
 
     def _check_rate(self, holder: Token, scope: Scope) -> None:
-        client = scope.get("client")
-        name = holder.name if self._tokens.required else str(client[0] if client else "local")
+        name = holder.name if self._tokens.required else _address(scope)
         wait_s = self._rates.take(name, holder.rate or self._settings.rate, time.monotonic())
         if wait_s:
             raise ServerError(
@@ -169,23 +171,17 @@ class Gate:
             log.log(level, "%s %s %s", scope["method"], scope["path"], status, extra={"facts": facts})
 
 
+def _address(scope: Scope) -> str:
+    client = scope.get("client")
+    return str(client[0]) if client else "local"
+
+
 def first_of_each(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
     """Headers by name; of one that is sent twice the first, as everyone behind the gate reads it."""
     found: dict[str, str] = {}
     for name, value in headers:
         found.setdefault(name.decode("latin-1"), value.decode("latin-1"))
     return found
-
-
-@lru_cache(256)
-def host_name(host: str) -> str:
-    """The name in a Host header, without its port; empty for what is no host."""
-    try:
-        found = urlsplit(f"//{host}")
-        found.port  # noqa: B018
-    except ValueError:
-        return ""
-    return "" if set(host) & set("/@\\?# ") else (found.hostname or "").lower()
 
 
 def _console(path: str) -> bool:

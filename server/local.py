@@ -8,29 +8,29 @@ engine's memory anyway.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import shutil
 import socket
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import pyarrow as pa
-import uvicorn
 
-from tidegate.engine import Engine
+from tidegate.engine.engine import Engine
 from tidegate.errors import QueryFailed, QueryRefused, TidegateError
+from tidegate.guard.door import room_for
 from tidegate.server.app import make_app
-from tidegate.server.protocol import AbortableWebSocket, protocol_with
+from tidegate.server.protocol import BoundedServer
 from tidegate.server.settings import Settings
 from tidegate.server.tokens import load_tokens
 
 BODY_BYTES = 1 << 30
 ROWS = 1 << 40
 CLOSE_S = 5
+CONNECTIONS = 200
 
 
 class LocalServer:
@@ -42,22 +42,19 @@ class LocalServer:
         self.url = f"unix:{self.path}"
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.bind(str(self.path))
+        self.path.chmod(0o600)
         self._socket.listen(128)
         settings = Settings(body_bytes=BODY_BYTES, body_rows=ROWS, row_limit=ROWS)
         application = make_app(engine, settings, load_tokens(None, None), EngineQueries(engine), None)
-        config = uvicorn.Config(
+        self._server = _ThreadServer(
             application,
-            http=protocol_with(settings.header_timeout_s, settings.header_bytes),
+            settings,
+            self._socket,
+            room_for(CONNECTIONS),
+            application.let_go,
             loop="asyncio",
-            ws=AbortableWebSocket,
-            lifespan="on",
-            access_log=False,
-            log_config=None,
-            proxy_headers=False,
-            timeout_keep_alive=75,
             timeout_graceful_shutdown=CLOSE_S,
         )
-        self._server = _ThreadServer(config, application.let_go)
         self._thread = threading.Thread(target=self._run, name="tidegate-local-server", daemon=True)
         self._thread.start()
         if not self._server.ready.wait(30) or not self._server.started:
@@ -86,25 +83,16 @@ class LocalServer:
         self.close()
 
 
-class _ThreadServer(uvicorn.Server):
-    """uvicorn beside the main thread: signals are not its business."""
+class _ThreadServer(BoundedServer):
+    """Runs beside the main thread, which waits until it is ready."""
 
-    def __init__(self, config: uvicorn.Config, on_stop: Any) -> None:
-        super().__init__(config)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         self.ready = threading.Event()
-        self._on_stop = on_stop
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.ready.set()
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._on_stop()
-        await super().shutdown(sockets)
 
 
 class EngineQueries:
@@ -125,6 +113,8 @@ class EngineQueries:
         row_limit: int,
         timeout_s: float,
         as_of: int | None,
+        user: str,
+        tables: tuple[str, ...] | None,
     ) -> tuple[pa.Schema, AsyncIterator[pa.RecordBatch]]:
         if as_of is not None:
             raise QueryFailed(f"the state at {as_of} is not kept here: a local server answers at the newest state")

@@ -11,11 +11,11 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tidegate.errors import DataError, ServerError
-from tidegate.graphview import describe_graph, mermaid, svg, text
+from tidegate.dataflows.drawing import describe_graph, mermaid, svg, text
+from tidegate.engine.system_views import VIEWS
+from tidegate.errors import DataError, LogFailed, ServerError
 from tidegate.server.answers import json_response
 from tidegate.server.context import Context
-from tidegate.views import VIEWS
 from tidegate.wire import describe_relation
 
 CONSOLE_TYPES = {
@@ -30,35 +30,44 @@ POLICY = (
 )
 
 
-async def health(request: Request, context: Context) -> Response:
+async def health(_: Request, context: Context) -> Response:
     """The process answers."""
     return json_response({"healthy": True, "app": context.engine.app.name})
 
 
-async def ready(request: Request, context: Context) -> Response:
-    """New work is taken: 200, or 503 with the reasons why not."""
+async def ready(_: Request, context: Context) -> Response:
+    """New work is taken: 200, or 503 with the reasons why not. Tries a small write, at most once a second."""
     engine = context.engine
     why = []
     if context.stopping or engine.closed:
         why.append("the server is stopping")
-    if engine.durable is not None and not engine.durable.writer.taking:
-        why.append("the log takes nothing: the disk is full, or the log failed")
+    if engine.durable is not None:
+        try:
+            await asyncio.to_thread(engine.durable.writer.check_place)
+        except LogFailed as error:
+            why.append(str(error))
+        else:
+            if not engine.durable.writer.taking:
+                why.append("the log takes nothing: the disk is full")
     if context.driver.queued >= context.driver.capacity:
         why.append("the engine is overloaded")
-    return json_response({"ready": not why, "why_not": why}, 503 if why else 200)
+    if not why:
+        why = await context.readiness.why_not()
+    merged_s = round(engine.merger.facts()["last_merge_age_s"], 3)
+    return json_response({"ready": not why, "why_not": why, "last_merge_age_s": merged_s}, 503 if why else 200)
 
 
-async def metrics(request: Request, context: Context) -> Response:
+async def metrics(_: Request, context: Context) -> Response:
     """Metrics for Prometheus."""
     return Response(await asyncio.to_thread(context.metrics.text), media_type=CONTENT_TYPE_LATEST)
 
 
-async def status(request: Request, context: Context) -> Response:
+async def status(_: Request, context: Context) -> Response:
     """What the engine is doing: streams, executions, locks, questions, windows, merges, aborts, dead letters."""
     return json_response(await context.status())
 
 
-async def describe_app(request: Request, context: Context) -> Response:
+async def describe_app(_: Request, context: Context) -> Response:
     """What the app is made of: streams, tables and procedures, with their columns and parameters."""
     return json_response(app_facts(context))
 
@@ -129,7 +138,7 @@ async def graph(request: Request, context: Context) -> Response:
             raise DataError(f"format is json, text, mermaid or svg, got {other[:40]!r}", column="format")
 
 
-async def console(request: Request, context: Context) -> Response:
+async def console(request: Request, _: Context) -> Response:
     """The console page and its files, all in the package."""
     name = request.path_params.get("file", "index.html")
     kind = CONSOLE_TYPES.get("." + name.rpartition(".")[2])

@@ -64,6 +64,9 @@ class _Engine(Collector):
         yield _counter("merges", "Merges into the base.", facts["merges"])
         yield _counter("merge_rows", "Rows folded into the base.", facts["merge_rows"])
         yield _counter("merge_seconds", "Seconds spent merging.", facts["merge_seconds"])
+        yield _gauge("last_merge_age_seconds", "Since the last merge, or the opening.", facts["last_merge_age_s"])
+        yield _gauge("merge_tries", "Merges that failed since the last one that succeeded.", facts["merge_tries"])
+        yield _gauge("rows_set_aside", "Rows that the base does not take.", facts["rows_set_aside"])
         if facts["log"] is not None:
             yield _counter("log_bytes", "End of the command log, in bytes since it was begun.", facts["log"]["end"])
             yield _counter("log_syncs", "Syncs of the log since the server started.", facts["log"]["syncs"])

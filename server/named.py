@@ -17,13 +17,14 @@ from typing import Any, TypeVar
 import msgspec
 
 from tidegate.dataflows.validation import unknown
-from tidegate.errors import DataError, EngineClosed, TakenOver, TidegateError
-from tidegate.outbox import Address, DurableSubscription
+from tidegate.errors import DataError, EngineClosed, NotAllowed, TakenOver, TidegateError
+from tidegate.outside.outbox import Address, DurableSubscription
 from tidegate.server.bodies import Acknowledged
 from tidegate.server.feeds import Event, Feeds
+from tidegate.server.tokens import Token
 from tidegate.storage.codec import from_json, to_json
 from tidegate.streams.batch import Batch
-from tidegate.wire import batch_facts, encode
+from tidegate.wire import batch_facts, speak
 
 T = TypeVar("T")
 WINDOW = 1_000  # batches sent and not acknowledged
@@ -100,20 +101,21 @@ class _Served:
 class NamedFeeds:
     """All named subscribers of a server."""
 
-    def __init__(self, feeds: Feeds) -> None:
+    def __init__(self, feeds: Feeds, each: int) -> None:
         self._feeds = feeds
+        self._each = each  # names for one holder
         self._engine = feeds.engine
         self._loop = asyncio.get_running_loop()
         self._served: dict[str, _Served] = {}
 
-    async def attach(self, stream: str, name: str, acknowledged: str | None) -> Session:
+    async def attach(self, stream: str, name: str, acknowledged: str | None, holder: Token) -> Session:
         """Serve ``name`` on a new connection. ``acknowledged``: the last batch dealt with, as EventSource sends it."""
         self._engine.check_emitted(stream)
         session = Session(name)
         last = None if acknowledged is None else address_of(acknowledged)
 
         def job() -> None:
-            served = self._serve(stream, name)
+            served = self._serve(stream, name, holder)
             if served.session is not None:
                 self._tell(served.session.end, TakenOver(f"another connection serves {name!r} now", name=name))
             if last is not None:
@@ -142,13 +144,13 @@ class NamedFeeds:
 
         return await self._ask(job)
 
-    async def waiting(self, stream: str, name: str, limit: int | None) -> list[dict[str, Any]]:
+    async def waiting(self, stream: str, name: str, limit: int | None, holder: Token) -> list[dict[str, Any]]:
         """The oldest batches that ``name`` has not acknowledged, to look at; no connection serves them."""
         self._engine.check_emitted(stream)
 
         def job() -> list[dict[str, Any]]:
             wire = self._feeds.wires[stream]
-            found = self._serve(stream, name).subscription.peek(limit)
+            found = self._serve(stream, name, holder).subscription.peek(limit)
             return [{**batch_facts(wire, b), "cursor": cursor_of((b.key, b.id))} for b in found]
 
         return await self._ask(job)
@@ -203,18 +205,30 @@ class NamedFeeds:
 
     # ---- on the fan-out thread
 
-    def _serve(self, stream: str, name: str) -> _Served:
+    def _serve(self, stream: str, name: str, holder: Token | None = None) -> _Served:
         outbox = self._engine.outbox
         if name in outbox.deliveries:
             raise TidegateError(f"{name!r} is a delivery of the app to a sink; subscribe under another name", name=name)
-        if name not in outbox.subscriptions and len(outbox.subscriptions) >= MOST_NAMES:
-            raise TidegateError(f"there are {MOST_NAMES} named subscriptions already; remove one first", name=name)
+        if name not in outbox.subscriptions:
+            if len(outbox.subscriptions) >= MOST_NAMES:
+                raise TidegateError(f"there are {MOST_NAMES} named subscriptions already; remove one first", name=name)
+            self._check_quota(holder)
         subscription = self._engine.subscribe_durably(stream, name)
         served = self._served.get(name)
         if served is None:
             served = self._served[name] = _Served(subscription)
             self._listen(served)
         return served
+
+    def _check_quota(self, holder: Token | None) -> None:
+        """What a holder has made is under names that it may use: nothing more needs to be remembered."""
+        if holder is not None and not holder.admin:
+            used = sum(holder.may("subscriptions", name) for name in self._engine.outbox.subscriptions)
+            if used >= self._each:
+                raise NotAllowed(
+                    f"{holder.name!r} has {used} named subscriptions, which is the limit; remove one with DELETE "
+                    f"/v1/subscriptions/NAME"
+                )
 
     def _known(self, name: str) -> _Served:
         subscription = self._engine.outbox.subscriptions.get(name)
@@ -245,7 +259,7 @@ class NamedFeeds:
         for batch in batches:
             served.sent[batch.key, batch.id] = batch
             cursor = cursor_of((batch.key, batch.id))
-            events.append(Event(0, cursor, encode({**batch_facts(wire, batch), "cursor": cursor})))
+            events.append(Event(0, cursor, speak({**batch_facts(wire, batch), "cursor": cursor})))
         if events:
             self._tell(served.session.put, events)
 

@@ -13,9 +13,11 @@ from tidegate.server.table import ENDPOINTS, TAGS, Endpoint
 from tidegate.server.tokens import Tokens
 from tidegate.storage.schema import Relation
 from tidegate.storage.types import ColumnType
+from tidegate.wire import EXACT
 
 Schema = dict[str, Any]
 INT64 = {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}
+INTEGER = {"anyOf": [INT64, {"type": "string", "pattern": "^-?(0|[1-9][0-9]{0,17})$"}]}
 STRINGS = {"type": "array", "items": {"type": "string"}}
 REFUSALS = {
     "400": "Refused.",
@@ -58,7 +60,7 @@ def document(app: App, tokens: Tokens, version: str) -> dict[str, Any]:
 
 _ABOUT = (
     "Push batches, call procedures, answer questions, follow streams and query tables. Streams can also be followed over "
-    "WebSocket: /v1/streams/{stream}/socket."
+    "WebSocket: /v1/streams/{stream}/socket. Integers beyond 2^53 - 1 are sent as text, and taken as text."
 )
 
 
@@ -71,7 +73,7 @@ def _operations(app: App, endpoint: Endpoint, tokens: Tokens) -> Iterator[tuple[
             "operationId": "_".join(filter(None, (endpoint.handler.__name__, name))),
             "summary": endpoint.summary,
             "parameters": [*_path_parameters(path), *_query_parameters(endpoint)],
-            "responses": _answers(endpoint, app, name),
+            "responses": _answers(endpoint),
         }
         if endpoint.body is not None:
             operation["requestBody"] = {"required": True, "content": _body(endpoint.body, app, name)}
@@ -111,15 +113,16 @@ def _ref(name: str) -> Schema:
 
 def _body(kind: str, app: App, name: str | None) -> dict[str, Any]:
     match kind:
-        case "rows":
+        case "rows" | "fed":
             row = _ref(f"row_{name}")
+            numbered = {"batch_id": _nullable(INTEGER)} if kind == "rows" else {}
             whole = {
                 "type": "object",
                 "required": ["rows"],
                 "additionalProperties": False,
                 "properties": {
                     "rows": {"type": "array", "items": row},
-                    "batch_id": _nullable(INT64),
+                    **numbered,
                     "source": _nullable({"type": "string"}),
                     "offset": {},
                     "after": {},
@@ -158,7 +161,7 @@ def _call(app: App, name: str) -> Schema:
     }
 
 
-def _answers(endpoint: Endpoint, app: App, name: str | None) -> dict[str, Any]:
+def _answers(endpoint: Endpoint) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for status, kind in endpoint.answers.items():
         found[str(status)] = {"description": "As asked." if status < 300 else "Not now.", "content": _content(kind)}
@@ -214,7 +217,10 @@ def value_schema(kind: ColumnType) -> Schema:
     """One value, in the form of ``tidegate.wire``."""
     match kind.family:
         case "integer":
-            return {"type": "integer", "minimum": kind.low, "maximum": kind.high}
+            number = {"type": "integer", "minimum": kind.low, "maximum": kind.high}
+            if kind.high <= EXACT:
+                return number
+            return {"anyOf": [number, {"type": "string", "pattern": "^[1-9][0-9]{0,17}$"}]}
         case "float":
             return {"anyOf": [{"type": "number"}, {"enum": ["NaN", "Infinity", "-Infinity"]}]}
         case "decimal":
@@ -256,12 +262,16 @@ _SHARED: dict[str, Schema] = {
     },
     "ticket": {
         "type": "object",
-        "required": ["done", "duplicate", "batch_ids", "error", "value", "ticket"],
+        "required": ["done", "duplicate", "original", "batch_ids", "error", "value", "ticket"],
         "properties": {
             "done": {"type": "boolean", "description": "Everything it caused has finished and is on disk."},
             "duplicate": {"type": "boolean", "description": "It was accepted before, and changed nothing now."},
-            "batch_ids": {"type": "array", "items": {"type": "integer"}},
-            "sequence": {"type": "integer", "description": "The last place in the order that it took."},
+            "batch_ids": {"type": "array", "items": {"type": ["integer", "string"]}},
+            "original": {
+                "type": ["array", "null"],
+                "description": "What became of each batch that was accepted before.",
+            },
+            "sequence": {"type": ["integer", "string"], "description": "The last place in the order that it took."},
             "error": {"description": "What undid it; null when nothing did."},
             "value": {"description": "What a called procedure returned."},
             "ticket": {"type": ["string", "null"], "description": "While it is not done: ask at /v1/tickets/…"},
@@ -277,7 +287,12 @@ _SHARED: dict[str, Schema] = {
             "parameters": {"type": ["array", "object", "null"]},
             "row_limit": {"type": ["integer", "null"], "minimum": 1, "maximum": 1_000_000},
             "timeout_s": {"type": ["number", "null"], "exclusiveMinimum": 0, "maximum": 3600},
-            "as_of": {"type": ["integer", "null"], "minimum": 0, "maximum": 2**63 - 1},
+            "as_of": {
+                "type": ["integer", "string", "null"],
+                "minimum": 0,
+                "maximum": 2**63 - 1,
+                "pattern": "^[0-9]{1,18}$",
+            },
             "encoding": TAGS,
         },
     },

@@ -1,16 +1,24 @@
 """HTTP connections that can't be held open by doing nothing: headers must be small and arrive in time.
 
 uvicorn bounds the time between requests, not the time a request's headers take; a client that sends one byte a minute
-would keep its connection (slow loris).
+would keep its connection (slow loris). And it takes in whoever comes; here :class:`tidegate.guard.door.Door` does that, and is
+told which connections are idle.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+from tidegate.guard.door import Door
+from tidegate.server.settings import Settings
 
 _REFUSAL = (
     "HTTP/1.1 {status}\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
@@ -19,8 +27,9 @@ _REFUSAL = (
 _TOO_LARGE = "431 Request Header Fields Too Large"
 
 
-def protocol_with(header_timeout_s: float, header_bytes: int) -> type[HttpToolsProtocol]:
+def protocol_with(settings: Settings, door: Door) -> type[HttpToolsProtocol]:  # noqa: C901  a class, its methods added up
     """The protocol class for these bounds, in the form that uvicorn wants it."""
+    header_timeout_s, header_bytes = settings.header_timeout_s, settings.header_bytes
 
     class BoundedProtocol(HttpToolsProtocol):  # type: ignore[misc, unused-ignore]
         _timer: asyncio.TimerHandle | None = None
@@ -29,9 +38,11 @@ def protocol_with(header_timeout_s: float, header_bytes: int) -> type[HttpToolsP
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
+            door.enter(transport)
             self._await_headers()
 
         def connection_lost(self, exc: Exception | None) -> None:
+            door.leave(self.transport)
             self._stop_timer()
             super().connection_lost(exc)
 
@@ -55,7 +66,16 @@ def protocol_with(header_timeout_s: float, header_bytes: int) -> type[HttpToolsP
             if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > header_bytes:
                 self._refuse(_TOO_LARGE, f"headers are larger than {header_bytes} bytes")
                 return
+            if sum(name == b"host" for name, _ in self.headers) > 1:  # a proxy may have looked at the other one
+                self._refuse("400 Bad Request", "two Host headers; send the one name that this server is reached by")
+                return
+            door.busy(self.transport)
             super().on_headers_complete()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            if self.cycle.response_complete:  # nothing of a pipeline is left
+                door.idle(self.transport)
 
         def on_message_complete(self) -> None:
             super().on_message_complete()
@@ -83,9 +103,60 @@ def protocol_with(header_timeout_s: float, header_bytes: int) -> type[HttpToolsP
     return BoundedProtocol
 
 
-class AbortableWebSocket(WebSocketsSansIOProtocol):
-    """WebSockets that can be cut off: a peer that does not read would otherwise be waited for."""
+def websocket_with(door: Door) -> type[WebSocketsSansIOProtocol]:
+    """The protocol class for WebSockets."""
 
-    async def run_asgi(self) -> None:
-        self.scope["extensions"] = {**(self.scope.get("extensions") or {}), "tidegate.abort": self.transport.abort}  # type: ignore[dict-item]
-        await super().run_asgi()
+    class AbortableWebSocket(WebSocketsSansIOProtocol):
+        """WebSockets that can be cut off: a peer that does not read would otherwise be waited for."""
+
+        async def run_asgi(self) -> None:
+            self.scope["extensions"] = {**(self.scope.get("extensions") or {}), "tidegate.abort": self.transport.abort}  # type: ignore[dict-item]
+            await super().run_asgi()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            door.leave(self.transport)
+            super().connection_lost(exc)
+
+    return AbortableWebSocket
+
+
+class BoundedServer(uvicorn.Server):
+    """uvicorn behind a door of ours. Signals are not its business. ``options``: of ``uvicorn.Config``."""
+
+    def __init__(
+        self, app: Any, settings: Settings, sock: socket.socket, limit: int, on_stop: Callable[[], None], **options: Any
+    ) -> None:
+        self._door = Door(sock, limit, "HTTP connections")
+        self._handshake_s = settings.handshake_timeout_s
+        self._on_stop = on_stop
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=protocol_with(settings, self._door),
+                ws=websocket_with(self._door),
+                lifespan="on",
+                access_log=False,
+                log_config=None,
+                proxy_headers=False,
+                timeout_keep_alive=settings.idle_timeout_s,  # type: ignore[arg-type]
+                **options,
+            )
+        )
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    def _protocol(self) -> asyncio.Protocol:
+        return self.config.http_protocol_class(  # type: ignore[call-arg]
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=[])
+        self._door.open(self._protocol, self.config.ssl, self._handshake_s)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._on_stop()
+        self._door.close()
+        await super().shutdown(sockets)

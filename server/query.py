@@ -19,9 +19,12 @@ class QueryService(Protocol):
         row_limit: int,
         timeout_s: float,
         as_of: int | None,
+        user: str,
+        tables: tuple[str, ...] | None,
     ) -> tuple[pa.Schema, AsyncIterator[pa.RecordBatch]]:
         """The columns, and the rows in batches, at most ``row_limit`` of them.
 
+        ``user``: on whose behalf; ``tables``: what it may read, None for everything.
         ``as_of``: at this sequence number instead of the newest merged state. Raises QueryRefused or QueryFailed;
         the iterator may raise QueryFailed later.
         """

@@ -6,13 +6,16 @@ paths, WebSockets) goes to Starlette, which knows how to answer it.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tidegate.server.context import Context, check_role
+from tidegate.errors import EngineClosed
+from tidegate.server.bodies import check_query
+from tidegate.server.context import Context, check_role, check_scope
 from tidegate.server.table import Endpoint
 
 Node = dict[str, Any]  # a segment of a path, "{}" for a parameter -> what may follow; a method -> the endpoint
@@ -56,8 +59,25 @@ class Direct:
         state = scope["state"]
         state["route"] = endpoint.path
         check_role(state["holder"], endpoint.roles)
-        answer = await endpoint.handler(Request(scope, receive, send), self._context())
+        if scope["query_string"]:
+            check_query(scope["query_string"], endpoint.query)
+        check_scope(state["holder"], endpoint.path, scope["path_params"])
+        context = self._context()
+        try:
+            answer = await endpoint.handler(Request(scope, receive, send), context)
+        except asyncio.CancelledError:
+            if context.stopping:
+                raise stopped() from None
+            raise
         await answer(scope, receive, send)
+
+
+def stopped() -> EngineClosed:
+    """What those are told whose requests have not come to an end when the server does."""
+    return EngineClosed(
+        "the server is stopping, and the engine was busy for longer than that can wait. It is not known whether the request was "
+        "carried out; repeat it when the server is back, with the same batch_id or offset"
+    )
 
 
 def _parameters(path: str) -> list[str]:

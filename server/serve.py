@@ -9,15 +9,15 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-import uvicorn
-
-from tidegate.engine import Engine
+from tidegate.engine.engine import Engine
 from tidegate.errors import TidegateError
+from tidegate.guard.door import room_for
 from tidegate.server.app import make_app
-from tidegate.server.protocol import AbortableWebSocket, protocol_with
+from tidegate.server.protocol import BoundedServer
 from tidegate.server.query import QueryService
 from tidegate.server.settings import Settings
 from tidegate.server.tokens import Tokens
@@ -65,47 +65,42 @@ def serve(
 ) -> None:
     """Serve until interrupted (SIGINT, SIGTERM). ``on_ready`` is called with the URL once requests are taken."""
     check_exposed(settings, tokens)
+    # one descriptor for the client, one to ask the query replica
+    settings = replace(settings, connections=room_for(settings.connections, each=2))
     sys.setswitchinterval(SWITCH_S)
     sock = listen(settings)
     scheme = "http" if settings.tls_cert is None else "https"
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     url = f"{scheme}://{host}:{sock.getsockname()[1]}"
     application = make_app(engine, settings, tokens, queries, tracing)
-    config = uvicorn.Config(
+    server = _Server(
         application,
-        http=protocol_with(settings.header_timeout_s, settings.header_bytes),
+        settings,
+        sock,
+        settings.connections,
+        application.let_go,
         loop="uvloop" if importlib.util.find_spec("uvloop") else "asyncio",
-        ws=AbortableWebSocket,
         ws_per_message_deflate=False,
         ws_max_size=1 << 20,
         ws_ping_interval=20.0,
-        lifespan="on",
-        access_log=False,
-        log_config=None,
         server_header=False,
-        proxy_headers=False,
         date_header=False,
-        limit_concurrency=settings.connections,
-        timeout_keep_alive=75,
         timeout_graceful_shutdown=CLOSE_S,
         ssl_certfile=None if settings.tls_cert is None else str(settings.tls_cert),
         ssl_keyfile=None if settings.tls_key is None else str(settings.tls_key),
         h11_max_incomplete_event_size=settings.header_bytes,
     )
-    server = _Server(config, lambda: on_ready(url), application.let_go)
+    server.on_ready = lambda: on_ready(url)
     try:
         server.run(sockets=[sock])
     finally:
         sock.close()
 
 
-class _Server(uvicorn.Server):
-    """uvicorn, telling when it is ready, and leaving the process alive when it was told to stop: the engine is to be closed."""
+class _Server(BoundedServer):
+    """Tells when it is ready, and leaves the process alive when it was told to stop: the engine is to be closed."""
 
-    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None], on_stop: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._on_ready = on_ready
-        self._on_stop = on_stop
+    on_ready: Callable[[], Any] = staticmethod(lambda: None)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -120,20 +115,22 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
-            self._on_ready()
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._on_stop()
-        await super().shutdown(sockets)
+            self.on_ready()
 
 
-def start_replica(engine: Engine, settings: Settings, pg_port: int | None, passwords: dict[str, str] | None) -> Any:
+def start_replica(
+    engine: Engine,
+    settings: Settings,
+    pg_port: int | None,
+    passwords: Mapping[str, str] | None,
+    tables: Mapping[str, Sequence[str]] | None = None,
+) -> Any:
     """The query replica, started, if this installation has one; None otherwise."""
     if importlib.util.find_spec("tidegate.replica") is None:
         return None
     module = importlib.import_module("tidegate.replica")
     tls = None if settings.tls_cert is None else (settings.tls_cert, settings.tls_key)
-    limits = module.Limits(timeout_s=settings.query_timeout_s)
+    limits = module.Limits(timeout_s=settings.query_timeout_s, statement_bytes=settings.statement_bytes)
     return module.ReplicaProcess(
-        engine, limits, pg_host=settings.host, pg_port=pg_port, tls=tls, passwords=passwords
+        engine, limits, pg_host=settings.host, pg_port=pg_port, tls=tls, passwords=passwords, tables=tables
     ).start()

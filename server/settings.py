@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
 
 from tidegate.errors import TidegateError
+from tidegate.guard.private import check_secret
+from tidegate.server.sites import is_loopback
 
 
 @dataclass(frozen=True)
 class Settings:
     """Settings of one server. The defaults are safe: loopback only, everything bounded.
 
+    ``connections``: open at a time; fewer where the process may not open that many descriptors. Then the longest idle makes
+    room for whoever comes. ``handshake_timeout_s``: of TLS; ``idle_timeout_s``: how long a connection may wait for its
+    next request.
     ``allow_hosts``/``allow_origins``: names the server is reached by, and web pages on other origins that may use it.
     ``body_bytes``, ``body_timeout_s``, ``header_timeout_s``: how large a request may be, and how slowly it may arrive.
+    ``subscriptions``, ``followers``, ``tickets``: durable subscriptions, open event streams and unfinished tickets of each
+    token; ``all_tickets``: of all together.
     ``rate``: requests a second for each token (or, without tokens, each address); a token may have its own.
     ``buffer_batches``, ``buffer_bytes``: what waits for a subscriber before it is let go; ``stall_s``: how long it may
-    not read at all. ``row_limit``, ``query_timeout_s``: bounds of SQL queries.
+    not read at all. ``row_limit``, ``query_timeout_s``, ``statement_bytes``: bounds of SQL queries.
     """
 
     host: str = "127.0.0.1"
@@ -32,6 +38,8 @@ class Settings:
     body_timeout_s: float = 30.0
     header_timeout_s: float = 10.0
     header_bytes: int = 32 << 10
+    handshake_timeout_s: float = 10.0
+    idle_timeout_s: float = 75.0
     rate: float = 20_000.0
     buffer_batches: int = 10_000
     buffer_bytes: int = 8 << 20
@@ -39,7 +47,11 @@ class Settings:
     heartbeat_s: float = 15.0
     row_limit: int = 1_000_000
     query_timeout_s: float = 30.0
-    tickets: int = 100_000
+    statement_bytes: int = 256 << 10
+    subscriptions: int = 100
+    followers: int = 100
+    tickets: int = 10_000
+    all_tickets: int = 100_000
     log_requests: bool = False
 
     def __post_init__(self) -> None:
@@ -49,13 +61,10 @@ class Settings:
             path = getattr(self, name)
             if path is not None and not path.is_file():
                 raise TidegateError(f"there is no file {path} for --{name.replace('_', '-')}", path=path)
+        if self.tls_key is not None:
+            check_secret(self.tls_key, "the key of the TLS certificate")
 
     @property
     def loopback(self) -> bool:
         """Does it listen to this machine only?"""
-        if self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        return is_loopback(self.host)

@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Any
 
-from tidegate.engine import Engine
+from tidegate.engine.engine import Engine
+from tidegate.engine.system_views import VIEWS, Question, questions
 from tidegate.server.driver import Driver
 from tidegate.server.feeds import Feeds
 from tidegate.txn.locks import LowWaterMarks
 from tidegate.txn.positions import describe
-from tidegate.views import VIEWS, Question, questions
 from tidegate.wire import RowWire
 
 SHOWN = 200  # rows of each list; counts are exact
@@ -54,7 +54,7 @@ def counters(engine: Engine, driver: Driver, feeds: Feeds) -> dict[str, Any]:
         "merges": merger.count,
         "merge_rows": merger.rows,
         "merge_seconds": merger.seconds,
-        "last_merge": None if not merger.done else merger.done[-1].at,
+        **merger.facts(),
         "log": None
         if durable is None
         else {
@@ -87,6 +87,7 @@ def _details(engine: Engine, feeds: Feeds) -> dict[str, Any]:
         "questions": [question_facts(q, feeds.wires) for q in islice(questions(engine), SHOWN)],
         "windows": _view(engine, "windows"),
         "tables": _view(engine, "tables"),
+        "set_aside": _view(engine, "set_aside"),
         "recent_merges": _newest(engine, "merges", engine.merger.done),
         "recent_aborts": _newest(engine, "aborts", engine.journal.aborts),
         "recent_dead_letters": _newest(engine, "dead_letters", engine.journal.dead_letters),
@@ -100,6 +101,7 @@ def _details(engine: Engine, feeds: Feeds) -> dict[str, Any]:
 def question_facts(question: Question, wires: dict[str, RowWire]) -> dict[str, Any]:
     """A question as people get it: where to answer, until when, and what there is to decide on."""
     return {
+        "question": question.id,
         "stream": question.stream,
         "key": question.key,
         "batch_id": question.batch_id,

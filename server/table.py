@@ -9,7 +9,7 @@ from typing import Any, Literal
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tidegate.server import asking, following, looking, work
+from tidegate.server import asking, following, looking, questions, work
 from tidegate.server.context import Context
 
 Handler = Callable[[Request, Context], Awaitable[Response]]
@@ -48,11 +48,7 @@ class Endpoint:
         return (self.handler.__doc__ or "").strip().splitlines()[0]
 
 
-BATCH: Query = {
-    "batch_id": (
-        {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
-        "Ids ascend; a repeat changes nothing.",
-    ),
+PLACE: Query = {
     "source": ({"type": "string"}, "Whose offset is remembered with the batch."),
     "offset": ({"type": "string", "contentMediaType": "application/json"}, "The offset, as JSON."),
     "after": (
@@ -60,6 +56,19 @@ BATCH: Query = {
         "The offset before this one, as JSON; a repeat is recognised, a push out of turn is refused.",
     ),
 }
+BATCH: Query = {
+    "batch_id": (
+        {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
+        "Ids ascend; a repeat changes nothing, and says what became of the original.",
+    ),
+    **PLACE,
+}
+FOLLOW: Query = {
+    "cursor": ({"type": "string"}, "Go on after this batch; so does the header Last-Event-ID."),
+    "name": ({"type": "string", "minLength": 1, "maxLength": 200}, "A named, durable subscription."),
+}
+ENCODING: Query = {"encoding": (TAGS, "Of the value.")}
+QUESTION: Query = {"question": ({"type": "string"}, "The question's id, as it was asked; recommended.")}
 
 ENDPOINTS = (
     Endpoint("POST", "/v1/streams/{stream}/batches", work.push, ("push",), "border", {**WAIT, **BATCH}, "rows", WORK),
@@ -69,8 +78,8 @@ ENDPOINTS = (
         work.feed,
         ("push",),
         "border",
-        {"size": ({"type": "integer", "minimum": 1, "default": 1}, "Rows to a batch.")},
-        "rows",
+        {"size": ({"type": "integer", "minimum": 1, "default": 1}, "Rows to a batch."), **PLACE},
+        "fed",
     ),
     Endpoint(
         "GET",
@@ -78,10 +87,7 @@ ENDPOINTS = (
         following.events,
         ("query",),
         "interior",
-        {
-            "cursor": ({"type": "string"}, "Go on after this batch; so does the header Last-Event-ID."),
-            "name": ({"type": "string", "minLength": 1, "maxLength": 200}, "A named, durable subscription."),
-        },
+        FOLLOW,
         answers={200: "events"},
     ),
     Endpoint("POST", "/v1/procedures/{procedure}", work.call, ("call",), "procedure", WAIT, "call", WORK),
@@ -91,13 +97,27 @@ ENDPOINTS = (
         work.ticket,
         ("push", "call"),
         None,
-        {**LATER, "encoding": (TAGS, "Of the value.")},
+        {**LATER, **ENCODING},
         answers=WORK,
     ),
-    Endpoint("GET", "/v1/questions", work.questions, ("query", "push")),
-    Endpoint("POST", "/v1/questions/{stream}/{batch_id}", work.answer, ("push",), "awaited", WAIT, "row", WORK),
+    Endpoint("GET", "/v1/questions", questions.questions, ("query", "push")),
     Endpoint(
-        "GET", "/v1/position", work.position, ("push",), None, {"source": ({"type": "string"}, "The source; required.")}
+        "POST",
+        "/v1/questions/{stream}/{batch_id}",
+        questions.answer,
+        ("push",),
+        "awaited",
+        {**WAIT, **QUESTION},
+        "row",
+        WORK,
+    ),
+    Endpoint(
+        "GET",
+        "/v1/position",
+        work.position,
+        ("push",),
+        None,
+        {"source": ({"type": "string"}, "The source; required."), **ENCODING},
     ),
     Endpoint("GET", "/v1/subscriptions", following.subscriptions, ("query",)),
     Endpoint(
@@ -112,7 +132,7 @@ ENDPOINTS = (
         },
     ),
     Endpoint("POST", "/v1/subscriptions/{name}/ack", following.acknowledge, ("query",), body="ack"),
-    Endpoint("DELETE", "/v1/subscriptions/{name}", following.unsubscribe, ("admin",)),
+    Endpoint("DELETE", "/v1/subscriptions/{name}", following.unsubscribe, ("query",)),
     Endpoint("POST", "/v1/query", asking.query, ("query",), body="query", answers={200: "result"}),
     Endpoint("GET", "/v1/status", looking.status, ("query",)),
     Endpoint("GET", "/v1/app", looking.describe_app),
@@ -133,4 +153,4 @@ ENDPOINTS = (
     Endpoint("GET", "/", looking.console, hidden=True),
     Endpoint("GET", "/console/{file}", looking.console, hidden=True),
 )
-SOCKETS = (("/v1/streams/{stream}/socket", following.socket, ("query",)),)
+SOCKETS = (("/v1/streams/{stream}/socket", following.socket, ("query",), FOLLOW),)

@@ -8,6 +8,11 @@ A tokens file is TOML, one table for each token::
     roles = ["push", "query"]         # push, call, query, admin
     expires = 2027-01-01              # optional
     rate = 500                        # requests a second, optional
+    streams = ["orders", "meter.*"]   # optional: what it may push to, answer and follow
+    procedures = ["deliver"]          # optional: what it may call
+    tables = ["stock"]                # optional: what its SQL may read; with streams and without this: nothing
+    subscriptions = ["till-3.*"]      # optional: names of durable subscriptions; without: its own name, or till-3:…
+    sources = ["till-3.*"]            # optional: sources whose offset it may move; without: its own name, or till-3:…
 
 A token has 256 random bits, so a plain hash is enough: there is nothing to guess.
 """
@@ -19,29 +24,69 @@ import hashlib
 import hmac
 import secrets
 import tomllib
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tidegate.errors import NotAllowed, TidegateError
+from tidegate.guard.private import check_secret
+from tidegate.guard.scopes import matches
 
 ROLES = ("push", "call", "query", "admin")
-_FIELDS = {"name", "sha256", "roles", "expires", "rate"}
+SCOPES = ("streams", "procedures", "tables", "subscriptions", "sources")
+OWN = ("subscriptions", "sources")  # who may use a name that no scope speaks of: the token that has it
+_FIELDS = ("name", "sha256", "roles", "expires", "rate", *SCOPES)
 
 
 @dataclass(frozen=True)
 class Token:
-    """One holder of a token: its name (for logs and limits), what it may do, until when, how often."""
+    """One holder of a token: its name (for logs and limits), what it may do, until when, how often, and with which names.
+
+    Names are not renamed on the way: a subscription ``till-3:orders`` is called so everywhere. What belongs to whom follows
+    from the names alone, so there is nothing to remember and nothing that could be lost.
+    """
 
     name: str
     digest: bytes
     roles: frozenset[str]
     expires: dt.datetime | None = None
     rate: float | None = None
+    scopes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def admin(self) -> bool:
+        return "admin" in self.roles
 
     def allows(self, roles: Iterable[str]) -> bool:
         return "admin" in self.roles or any(role in self.roles for role in roles)
+
+    def may(self, what: str, name: str) -> bool:
+        """May it use the stream, procedure, … of this name? ``what`` is one of SCOPES."""
+        if "admin" in self.roles:
+            return True
+        if what in self.scopes:
+            return matches(self.scopes[what], name)
+        return what not in OWN or name == self.name or name.startswith(f"{self.name}:")
+
+    def check(self, what: str, name: str) -> None:
+        """NotAllowed when it may not."""
+        if self.may(what, name):
+            return
+        told = f"{self.name!r} may not use {name[:200]!r} of {what}"
+        if what in self.scopes:
+            raise NotAllowed(f"{told}; its entry in the tokens file says {what} = {list(self.scopes[what])}")
+        raise NotAllowed(
+            f"{told}: without {what} in its entry of the tokens file, the names of a token are its own, and those that begin "
+            f"with {self.name + ':'!r}. Choose one of those, or have {what} = [{name[:200]!r}] added to its entry"
+        )
+
+    @property
+    def tables(self) -> tuple[str, ...] | None:
+        """What its SQL may read; None: everything. Who is confined to some streams does not get at them through tables."""
+        if "admin" in self.roles:
+            return None
+        return self.scopes.get("tables", () if "streams" in self.scopes else None)
 
 
 ANYONE = Token("anyone", b"", frozenset(ROLES))  # on loopback without tokens: whoever is on this machine
@@ -70,7 +115,7 @@ class Tokens:
             if hmac.compare_digest(token.digest, digest):
                 found = token
         if found is None:
-            raise NotAllowed("the token is not known here; ask whoever runs the server for one", status=401)
+            raise NotAllowed("the token is not known here; ask whoever runs the server for one", status=401, wrong=True)
         if found.expires is not None and now >= found.expires:
             raise NotAllowed(
                 f"the token {found.name!r} expired on {found.expires:%Y-%m-%d}; ask for a new one", status=401
@@ -91,6 +136,7 @@ def load_tokens(path: Path | None, text: str | None) -> Tokens:
     """Tokens from a file, from text (the environment), or from both."""
     found: list[Token] = []
     if path is not None:
+        check_secret(path, "hashes of tokens, and who may do what")
         try:
             found += parse_tokens(path.read_text(), str(path))
         except OSError as error:
@@ -116,11 +162,15 @@ def parse_tokens(text: str, where: str) -> list[Token]:
 
 
 def _parse(entry: dict[str, Any], where: str) -> Token:
-    if strange := set(entry) - _FIELDS:
+    if strange := set(entry) - set(_FIELDS):
         raise TidegateError(f"{where}: {', '.join(sorted(strange))} is no field of a token; use {', '.join(_FIELDS)}")
     name, sha256, roles = entry.get("name"), entry.get("sha256"), entry.get("roles")
     if not isinstance(name, str) or not name:
         raise TidegateError(f"{where}: name is missing")
+    if ":" in name:
+        raise TidegateError(
+            f"{where} ({name}): the name of a token has no colon; it ends the token's name in its own names"
+        )
     try:
         digest = bytes.fromhex(sha256)  # type: ignore[arg-type]
     except (TypeError, ValueError):
@@ -132,7 +182,23 @@ def _parse(entry: dict[str, Any], where: str) -> Token:
     rate = entry.get("rate")
     if rate is not None and (not isinstance(rate, (int, float)) or isinstance(rate, bool) or rate <= 0):
         raise TidegateError(f"{where} ({name}): rate is a positive number of requests a second, got {rate!r}")
-    return Token(name, digest, frozenset(roles), _expiry(entry.get("expires"), f"{where} ({name})"), rate)
+    expires = _expiry(entry.get("expires"), f"{where} ({name})")
+    return Token(name, digest, frozenset(roles), expires, rate, _scopes(entry, f"{where} ({name})"))
+
+
+def _scopes(entry: dict[str, Any], where: str) -> dict[str, tuple[str, ...]]:
+    found: dict[str, tuple[str, ...]] = {}
+    for what in SCOPES:
+        if what in entry:
+            names = entry[what]
+            if not isinstance(names, list) or not all(isinstance(one, str) and one for one in names):
+                raise TidegateError(
+                    f"{where}: {what} is a list of names, in which * stands for anything, got {names!r}"
+                )
+            found[what] = tuple(names)
+    if found and "admin" in entry["roles"]:
+        raise TidegateError(f"{where}: admin may do everything; leave out {', '.join(found)}, or give it other roles")
+    return found
 
 
 def _expiry(value: Any, where: str) -> dt.datetime | None:

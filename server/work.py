@@ -1,23 +1,26 @@
-"""Work in: pushes, calls, answers to questions, and what became of them."""
+"""Work in: pushes and calls, and what became of them."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from tidegate.dataflows.validation import unknown
+from tidegate.engine.acceptance import PreparedCall
+from tidegate.engine.engine import Engine
 from tidegate.errors import CorruptionError, DataError
 from tidegate.server.answers import error_response, json_response, ticket_facts
-from tidegate.server.bodies import Called, Pushed, read_json, read_push, whole_number
-from tidegate.server.context import Context, log_facts
+from tidegate.server.bodies import LARGE, Called, Pushed, aside, read_json, read_push, whole_number
+from tidegate.server.context import Context, holder_of, log_facts
 from tidegate.server.driver import Accepted
-from tidegate.server.status import question_facts
 from tidegate.storage.codec import from_json, to_json
 from tidegate.txn.ticket import Ticket
-from tidegate.wire import finite
+from tidegate.wire import finite, tagged
 
 LONGEST_WAIT_S = 300.0
 DEFAULT_WAIT_S = 30.0
@@ -27,28 +30,53 @@ LOOK_EVERY_S = 0.05
 async def push(request: Request, context: Context) -> Response:
     """Push rows to a border stream as one atomic batch."""
     stream = request.path_params["stream"]
-    context.engine.intake.border(stream)
-    pushed = await read_push(request, context.settings)
-    return await _push(request, context, stream, pushed)
+    pushed = await read_push(request, context.settings, row_reader(context, stream))
+    _check_source(request, pushed)
+    return await push_read(request, context, stream, pushed)
 
 
-async def _push(request: Request, context: Context, stream: str, pushed: Pushed) -> Response:
+def _check_source(request: Request, pushed: Pushed) -> None:
+    if pushed.source is not None:
+        holder_of(request).check("sources", pushed.source)
+
+
+def row_reader(context: Context, stream: str) -> Callable[[list[Any], bool], list[Any]]:
+    """What makes rows of a border stream from JSON. Many are checked there and then, so that the engine's thread need not."""
+    border, wire = context.engine.intake.border(stream), context.feeds.wires[stream]
+
+    def read(rows: list[Any], large: bool) -> list[Any]:
+        found = wire.read(rows)
+        return list(border.check_rows(found)) if large else found
+
+    return read
+
+
+async def push_read(request: Request, context: Context, stream: str, pushed: Pushed) -> Response:
+    """Push rows that were read."""
     wait_s = _wait_s(request)
-    rows = context.feeds.wires[stream].read(pushed.rows)
-    accepted = await context.driver.push(stream, rows, pushed.batch_id, pushed.source, pushed.offset, pushed.after)
+    assert not isinstance(pushed.batch_id, str)
+    accepted = await context.driver.push(
+        stream, pushed.rows, pushed.batch_id, pushed.source, pushed.offset, pushed.after
+    )
     log_facts(request, stream=stream, batch_ids=accepted.ticket.batch_ids[:10], sequence=accepted.sequence)
     await _settled(context, accepted.ticket, wait_s)
-    return _outcome(context, accepted)
+    return await _outcome(request, context, accepted)
 
 
 async def feed(request: Request, context: Context) -> Response:
     """Push many rows, ``size`` to a batch; answers when all of it is done and on disk."""
     stream = request.path_params["stream"]
-    context.engine.intake.border(stream)
+    reading = row_reader(context, stream)
     size = whole_number(request.query_params.get("size", "1"), "size")
-    pushed = await read_push(request, context.settings)
-    rows = context.feeds.wires[stream].read(pushed.rows)
-    batches = await context.driver.feed(stream, rows, size, pushed.source, pushed.offset, pushed.after)
+    pushed = await read_push(request, context.settings, reading)
+    _check_source(request, pushed)
+    if pushed.batch_id is not None:
+        raise DataError(
+            f"feed makes many batches and numbers them itself, so it takes no batch_id (got {pushed.batch_id}); send source, "
+            f"offset and after to have a repeat recognised, or push one batch to /v1/streams/{stream}/batches",
+            column="batch_id",
+        )
+    batches = await context.driver.feed(stream, pushed.rows, size, pushed.source, pushed.offset, pushed.after)
     return json_response({"batches": batches})
 
 
@@ -59,50 +87,33 @@ async def call(request: Request, context: Context) -> Response:
     if procedure in declared and declared[procedure].internal:
         raise unknown("call", "procedure", procedure, [name for name, p in declared.items() if not p.internal])
     wait_s = _wait_s(request)
-    called: Called = await read_json(request, context.settings, Called)
+    prepare = partial(_prepared, context.engine, procedure)
+    prepared, encoding = await read_json(request, context.settings, Called, prepare)
+    accepted = await context.driver.submit(prepared)
+    log_facts(request, procedure=procedure, sequence=accepted.sequence)
+    await _settled(context, accepted.ticket, wait_s)
+    if accepted.ticket.error is not None and wait_s != 0:
+        return error_response(accepted.ticket.error)
+    return await _outcome(request, context, accepted, encoding)
+
+
+def _prepared(engine: Engine, procedure: str, called: Called) -> tuple[PreparedCall, str]:
     arguments, named = called.arguments, called.named
     if called.encoding == "tagged":
         arguments = [untagged(value) for value in arguments]
         named = {name: untagged(value) for name, value in named.items()}
     elif called.encoding != "plain":
         raise DataError(f"encoding is 'plain' or 'tagged', got {called.encoding[:40]!r}", column="encoding")
-    accepted = await context.driver.submit(procedure, arguments, named)
-    log_facts(request, procedure=procedure, sequence=accepted.sequence)
-    await _settled(context, accepted.ticket, wait_s)
-    if accepted.ticket.error is not None and wait_s != 0:
-        return error_response(accepted.ticket.error)
-    return _outcome(context, accepted, called.encoding)
+    return engine.intake.prepare_call(procedure, tuple(arguments), named), called.encoding
 
 
 async def ticket(request: Request, context: Context) -> Response:
     """How far a push or call has come that was not done when it was answered."""
     name = request.path_params["ticket"]
-    found = context.tickets.find(name)
+    found = context.tickets.find(name, holder_of(request))
     await _settled(context, found, _wait_s(request, default="false"))
-    facts = {**_facts(found, request.query_params.get("encoding", "plain")), "ticket": None if found.done else name}
-    return json_response(facts, 200 if found.done else 202)
-
-
-async def questions(request: Request, context: Context) -> Response:
-    """What open nested transactions wait for, oldest first."""
-    engine = context.engine
-    found = await context.driver.do(lambda: [question_facts(q, context.feeds.wires) for q in engine.questions()])
-    return json_response({"questions": found})
-
-
-async def answer(request: Request, context: Context) -> Response:
-    """Answer a question: the row is pushed under the question's batch-id, with the question's key filled in."""
-    stream_name, batch_id = request.path_params["stream"], request.path_params["batch_id"]
-    context.engine.intake.border(stream_name)
-    stream = context.engine.app.streams[stream_name]
-    if not stream.awaited:
-        awaited = [s.name for s in context.engine.app.streams.values() if s.awaited]
-        raise unknown("answer", "stream that answers questions", stream_name, awaited)
-    row = dict(await read_json(request, context.settings, dict[str, Any]))
-    if stream.key is not None and stream.key not in row:
-        raise DataError(f"say which question: the row needs {stream.key!r}, the question's key", column=stream.key)
-    pushed = Pushed([row], whole_number(batch_id, "batch_id"))
-    return await _push(request, context, stream_name, pushed)
+    more = {"ticket": None if found.done else name}
+    return await _told(found, request.query_params.get("encoding", "plain"), more, 200 if found.done else 202)
 
 
 async def position(request: Request, context: Context) -> Response:
@@ -110,8 +121,10 @@ async def position(request: Request, context: Context) -> Response:
     source = request.query_params.get("source")
     if source is None:
         raise DataError("say which source: ?source=NAME", column="source")
+    holder_of(request).check("sources", source)
     offset = await context.driver.do(lambda: context.engine.position(source))
-    return json_response({"source": source, "offset": finite(offset)})
+    exact = request.query_params.get("encoding", "plain") == "tagged"
+    return json_response({"source": source, "offset": tagged(offset) if exact else finite(offset)})
 
 
 # ---- outcomes
@@ -139,27 +152,49 @@ def _asks(context: Context, found: Ticket) -> bool:
         return any(found in execution.context.tickets for execution in context.engine.scheduler.suspended())
 
 
-def _outcome(context: Context, accepted: Accepted, encoding: str = "plain") -> Response:
+async def _outcome(request: Request, context: Context, accepted: Accepted, encoding: str = "plain") -> Response:
     """200 when everything it caused has finished; 202, with a ticket to ask by, when it is accepted and goes on."""
     found = accepted.ticket
-    facts = {**_facts(found, encoding), "sequence": accepted.sequence}
-    if found.done:
-        return json_response({**facts, "ticket": None})
-    return json_response({**facts, "ticket": context.tickets.keep(found)}, 202)
+    name = None if found.done else context.tickets.keep(found, holder_of(request))
+    return await _told(found, encoding, {"sequence": accepted.sequence, "ticket": name}, 202 if name else 200)
 
 
-def _facts(found: Ticket, encoding: str) -> dict[str, Any]:
-    value, note = returned(found.value, encoding)
-    return {**ticket_facts(found), "value": value, **({} if note is None else {"note": note})}
+async def _told(found: Ticket, encoding: str, more: dict[str, Any], status: int) -> Response:
+    """What is known of a ticket; in a thread when that takes the engine's lock, or is a lot."""
+
+    def tell() -> Response:
+        value, note = returned(found.value, encoding)
+        noted = {} if note is None else {"note": note}
+        return json_response({**ticket_facts(found), "value": value, **noted, **more}, status)
+
+    if found.look is not None:
+        return await asyncio.to_thread(tell)
+    return await aside(LARGE + 1 if _heavy(found.value) else 0, tell)
+
+
+def _heavy(value: Any, most: int = 10_000) -> bool:
+    """Are there many values in it, or is it much text?"""
+    left, size = [value], 0
+    while left:
+        one = left.pop()
+        if isinstance(one, (list, tuple, dict, str, bytes)):
+            size += len(one)
+            if size > most:
+                return not isinstance(one, (str, bytes)) or size > LARGE
+            if not isinstance(one, (str, bytes)):
+                left.extend(one.values() if isinstance(one, dict) else one)
+    return False
 
 
 def returned(value: Any, encoding: str) -> tuple[Any, str | None]:
     """What a procedure returned, as JSON; with a note when that says less than the value did."""
     try:
-        tagged = to_json(finite(value) if encoding == "plain" else value)
+        if encoding == "tagged":
+            return tagged(value), None
+        to_json(value)  # is it something that JSON can tell?
+        return finite(value), None
     except CorruptionError:
         return repr(value), f"the procedure returned {type(value).__name__}, which is shown as text"
-    return (tagged, None) if encoding == "tagged" else (finite(value), None)
 
 
 def untagged(value: Any) -> Any:
@@ -197,7 +232,7 @@ async def resume(request: Request, context: Context) -> Response:
     return json_response({"resumed": dataflow})
 
 
-async def checkpoint(request: Request, context: Context) -> Response:
+async def checkpoint(_: Request, context: Context) -> Response:
     """Fold everything committed into the base now."""
     await asyncio.to_thread(context.engine.checkpoint)
     return json_response({"merges": context.engine.merger.count})

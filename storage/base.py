@@ -9,29 +9,34 @@ on how a scan was split.
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import duckdb
 import pyarrow as pa
 
-from tidegate.errors import BaseDamaged, DeclarationError, DiskFull, TidegateError
+from tidegate.errors import BaseDamaged, DeclarationError, DiskFull, MergeFailed, TidegateError
+from tidegate.forking import own
+from tidegate.mutex import Rank, mutex
+from tidegate.storage.arrow import arrow_columns, arrow_keys, arrow_table, stored_rows
 from tidegate.storage.ddl import quote
-from tidegate.storage.schema import Column, Key, Relation, Row, TableSchema
-from tidegate.storage.versions import Changes
+from tidegate.storage.merges import Changes
+from tidegate.storage.schema import Column, Key, Row, TableSchema
+from tidegate.storage.setaside import REFUSALS, Aside
+from tidegate.storage.writing import Delta, Writing
 
 META = "tidegate_meta"
 BASE_SCHEMA = "tidegate_base"
 BATCH_ROWS = 50_000  # of a whole table read as Arrow
 
 
-class Delta(NamedTuple):
-    """What a merge changed in one table, as Arrow: keys that were there before, and rows that are there now."""
-
-    deleted: pa.Table | None
-    inserted: pa.Table | None
+def close_to_others(path: Path) -> None:
+    """DuckDB makes its files as the umask says; these are for their owner. They lie in a directory that is, too."""
+    for file in (path, path.with_name(path.name + ".wal")):
+        if file.exists():
+            file.chmod(0o600)
 
 
 class Base:
@@ -43,7 +48,18 @@ class Base:
     """
 
     def __init__(self, path: Path | None = None) -> None:
+        own(self)
         self.path = path
+        self.opening = 0  # how often it was opened
+        self._copying = mutex(Rank.LEAF)
+        self._connect()
+        self.gate = mutex(Rank.GATE)
+        self.merges = 0
+        self.published = 0
+        self.aside = self._aside_after = Aside()  # rows that DuckDB does not take, as of the last merge
+
+    def _connect(self) -> None:
+        path = self.path
         try:
             self.connection = duckdb.connect(str(path) if path else ":memory:", config={"threads": "1"})
         except duckdb.Error as error:
@@ -54,11 +70,20 @@ class Base:
         self.connection.execute("SET TimeZone = 'UTC'")
         self.connection.execute(f"CREATE SCHEMA IF NOT EXISTS {BASE_SCHEMA}")
         self.connection.execute(f"CREATE TABLE IF NOT EXISTS {META} (name VARCHAR, value VARCHAR)")
+        if path is not None:
+            close_to_others(path)
         self._readers = self.connection.cursor()  # only ever copied: the other one belongs to whoever merges
-        self._copying = threading.Lock()
-        self.gate = threading.Lock()
-        self.merges = 0
-        self.published = 0
+        self.opening += 1
+
+    def reopen(self) -> None:
+        """After DuckDB has given up on the database: every connection to it must be closed before. The caller holds ``gate``."""
+        if self.path is None:
+            raise BaseDamaged("DuckDB has given up on the tables in memory; close the engine and open it again")
+        with self._copying:
+            self.close()
+            self._connect()
+            self.published += 1  # who has read before must read again
+            self.connection.execute(f"SELECT count(*) FROM {META}").fetchall()
 
     # ---- schema
 
@@ -137,29 +162,52 @@ class Base:
     ) -> dict[TableSchema, Delta]:
         """Fold ``changes``, which come in parts, and ``meta`` into the base; visible after :meth:`publish`, all or nothing.
 
-        Returns the changes as they travelled to DuckDB, for others who keep a copy.
+        A row that DuckDB does not take is left out, and kept in ``aside``. Returns the changes as they travelled to DuckDB, for
+        others who keep a copy.
         """
-        connection = self.connection
-        connection.execute("BEGIN TRANSACTION")
-        deltas = {}
         try:
-            for schema, parts in changes.items():
-                delta = deltas[schema] = _delta(schema, parts)
-                if delta.deleted is not None:
-                    self._delete(schema, delta.deleted)
-                if delta.inserted is not None:
-                    self._insert(schema, delta.inserted)
-            if meta:
-                names, texts = list(meta), [json.dumps(value) for value in meta.values()]
-                connection.execute(f"DELETE FROM {META} WHERE list_contains(?, name)", [names])
-                connection.execute(f"INSERT INTO {META} SELECT unnest(?), unnest(?)", [names, texts])
+            writing = Writing(self, changes, meta.get("at"))
+            while (failed := self._write(writing, meta)) is not None:
+                writing.leave_out(*failed)
         except duckdb.Error as error:
             self.roll_back()
             raise write_error(self.path, error) from error
         except BaseException:
             self.roll_back()
             raise
-        return deltas
+        self._aside_after = writing.aside
+        return writing.deltas
+
+    def _write(self, writing: Writing, meta: Mapping[str, Any]) -> tuple[TableSchema, Exception] | None:
+        """Write all of it in a transaction that stays open; or the table whose rows were refused, rolled back."""
+        connection = self.connection
+        connection.execute("BEGIN TRANSACTION")
+        for schema, delta in writing.deltas.items():
+            if delta.deleted is not None:
+                self._delete(schema, delta.deleted)
+            try:
+                if delta.inserted is not None:
+                    self._insert(schema, delta.inserted)
+            except REFUSALS as error:
+                self.roll_back()
+                return schema, error
+        if meta:
+            told = {**meta, "set_aside": [entry.saved() for entry in writing.aside.rows.values()]}
+            names, texts = list(told), [json.dumps(value) for value in told.values()]
+            connection.execute(f"DELETE FROM {META} WHERE list_contains(?, name)", [names])
+            connection.execute(f"INSERT INTO {META} SELECT unnest(?), unnest(?)", [names, texts])
+        return None
+
+    def attempt(self, schema: TableSchema, rows: Sequence[Row]) -> Exception | None:
+        """Why DuckDB would not take these rows; None when it would. Nothing is written."""
+        self.connection.execute("BEGIN TRANSACTION")
+        try:
+            self._insert(schema, arrow_table(schema, rows))
+        except REFUSALS as error:
+            return error
+        finally:
+            self.roll_back()
+        return None
 
     def publish(self) -> None:
         """Commit what :meth:`merge` wrote. The caller holds ``gate`` and forgets the merged changes under it."""
@@ -169,6 +217,7 @@ class Base:
         except duckdb.Error as error:
             raise write_error(self.path, error) from error
         self.merges += 1
+        self.aside = self._aside_after
 
     def roll_back(self) -> None:
         """Forget what :meth:`merge` wrote."""
@@ -197,18 +246,42 @@ class Base:
         self.connection.close()
 
 
+def let_signal_through(error: BaseException) -> None:
+    """A signal handler that raises while DuckDB is at work (Ctrl-C) ends its query with a RuntimeError, and what it raised is
+    lost. It was no error of the query, nor of whoever asked: raise KeyboardInterrupt for it.
+    """
+    if type(error) is RuntimeError and str(error) == "Query interrupted":
+        raise KeyboardInterrupt("a signal came while DuckDB was at work") from error
+
+
+@contextmanager
+def letting_signals_through() -> Iterator[None]:
+    """Around what has DuckDB do something."""
+    try:
+        yield
+    except RuntimeError as error:
+        let_signal_through(error)
+        raise
+
+
 def write_error(path: Path | None, error: duckdb.Error) -> TidegateError:
-    """Why DuckDB did not write: for want of room, or for good."""
+    """Why DuckDB did not write: for want of room, for some other reason that may pass, or because it has given up."""
     told = (str(error).splitlines() or [type(error).__name__])[0]
-    if "No space left" in str(error) and not isinstance(error, duckdb.FatalException):
+    if isinstance(error, (duckdb.FatalException, duckdb.InternalError)):
+        return BaseDamaged(
+            f"DuckDB could not write {path} ({told}) and has given up on it. What was acknowledged is safe in the log; the base "
+            f"is opened again by itself. If that does not help, see to the disk, close the engine and open it again",
+            path=path,
+        )
+    if "No space left" in str(error):
         return DiskFull(
             f"no room to merge into {path} ({told}); what was acknowledged is safe in the log. Free some space: work resumes "
             f"by itself",
             path=path,
         )
-    return BaseDamaged(
-        f"DuckDB could not write {path} ({told}) and stops here. What was acknowledged is safe in the log: see to the disk, "
-        f"then close the engine and open it again",
+    return MergeFailed(
+        f"DuckDB could not write {path} ({told}). What was acknowledged is safe in the log, and the merge is tried again by "
+        f"itself",
         path=path,
     )
 
@@ -216,53 +289,6 @@ def write_error(path: Path | None, error: duckdb.Error) -> TidegateError:
 def base_name(schema: TableSchema) -> str:
     """The qualified name of the base table: out of the way of the name that SQL in procedures uses."""
     return f"{BASE_SCHEMA}.{quote(schema.name)}"
-
-
-def _delta(schema: TableSchema, parts: Iterable[Changes]) -> Delta:
-    deleted, inserted = [], []
-    for part in parts:
-        if part.deleted:
-            deleted.append(arrow_keys(schema, part.deleted))
-        if part.inserted:
-            inserted.append(arrow_table(schema, part.inserted))
-    return Delta(pa.concat_tables(deleted) if deleted else None, pa.concat_tables(inserted) if inserted else None)
-
-
-def arrow_table(relation: Relation, rows: Sequence[Row]) -> pa.Table:
-    """Rows as Arrow, in transport types; SQL that reads it casts each column to its declared type."""
-    return arrow_columns(relation.columns, rows)
-
-
-def arrow_keys(schema: TableSchema, keys: Sequence[Key]) -> pa.Table:
-    """Keys as Arrow, in transport types: one column for each part of the primary key."""
-    key_columns = tuple(schema.column(name) for name in schema.primary_key)
-    return arrow_columns(key_columns, [(key,) for key in keys] if len(key_columns) == 1 else keys)
-
-
-def arrow_columns(columns: Sequence[Column], rows: Sequence[Row]) -> pa.Table:
-    values: Iterable[Sequence[Any]] = zip(*rows, strict=True) if rows else [()] * len(columns)
-    arrays = [
-        pa.array(
-            [None if v is None else str(v) for v in column_values] if column.type.family == "uuid" else column_values,
-            type=column.type.arrow,
-        )
-        for column, column_values in zip(columns, values, strict=True)
-    ]
-    return pa.Table.from_arrays(arrays, names=[column.name for column in columns])
-
-
-def stored_rows(relation: Relation, rows: Iterable[Sequence[Any]]) -> Iterator[Row]:
-    """DuckDB's Python values as stored rows (its lists are our tuples)."""
-    lists = [i for i, column in enumerate(relation.columns) if column.type.family == "list"]
-    for row in rows:
-        if lists:
-            row = [tupled(v) if i in lists else v for i, v in enumerate(row)]
-        yield tuple(row)
-
-
-def tupled(value: Any) -> Any:
-    """DuckDB's lists as our tuples."""
-    return tuple(tupled(item) for item in value) if isinstance(value, list) else value
 
 
 def _cast(alias: str, column: Column) -> str:

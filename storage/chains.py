@@ -23,6 +23,7 @@ Position = int
 Version = tuple[Position, Row | None, Any, int]
 
 BASE: Final[Position] = -1  # of a row that every reader may see: below every execution
+NEVER: Final[Position] = 1 << 200  # above every position
 # nothing is here any more. Not an instance of a class of ours: the cyclic garbage collector then ignores who holds it
 TRIMMED: Final = object()
 

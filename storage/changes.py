@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from tidegate.storage.access import Access
 from tidegate.storage.indexes import SecondaryIndex
+from tidegate.storage.readers import Reader
 from tidegate.storage.schema import Key, Row
 from tidegate.storage.undo import Undo
 from tidegate.storage.view import View
@@ -27,18 +27,17 @@ class OnConflict(NamedTuple):
 
 
 def insert_rows(
-    view: View, access: Access, rows: Sequence[Row], conflict: OnConflict | None, values: Sequence[Any] = ()
+    view: View, reader: Reader, rows: Sequence[Row], conflict: OnConflict | None, values: Sequence[Any] = ()
 ) -> list[Row]:
     """Insert ``rows`` in order; returns those that were inserted or, by DO UPDATE, stored."""
-    schema = access.table.schema
+    schema = reader.table.schema
     for row in rows:
         schema.check_key(row)
-        if access.by_key:
-            view.check_partition(access, schema.key_of(row))
+        reader.check(view, schema.key_of(row))
     if conflict is None:
-        _store(view, access, [(None, row) for row in rows])
+        _store(view, reader, [(None, row) for row in rows])
         return list(rows)
-    fresh, clashing = _split(view, access, rows, conflict)
+    fresh, clashing = _split(view, reader, rows, conflict)
     resolved: Sequence[Row | None] = ()
     if clashing and conflict.resolve is not None:
         resolved = conflict.resolve(view, [pair for _, pair in clashing], values)
@@ -47,26 +46,26 @@ def insert_rows(
         if new is not None:
             changes.append((place, old, new))
     changes.sort(key=lambda change: change[0])
-    _store(view, access, [(old, new) for _, old, new in changes])
+    _store(view, reader, [(old, new) for _, old, new in changes])
     return [new for _, _, new in changes]
 
 
 def _split(
-    view: View, access: Access, rows: Sequence[Row], conflict: OnConflict
+    view: View, reader: Reader, rows: Sequence[Row], conflict: OnConflict
 ) -> tuple[list[tuple[int, Row]], list[tuple[int, tuple[Row, Row]]]]:
     """Rows that meet nothing, and rows that meet a stored one; both with their place.
 
     Of several rows in one statement that meet each other the first wins, the others are ignored
     (as in DuckDB).
     """
-    schema = access.table.schema
+    schema = reader.table.schema
     claimed: set[Any] = set()
     fresh: list[tuple[int, Row]] = []
     clashing: list[tuple[int, tuple[Row, Row]]] = []
     by_key = not conflict.columns or conflict.columns == frozenset(schema.primary_key)
     indexes = [
         index
-        for index in access.table.indexes
+        for index in reader.table.indexes
         if index.unique and (not conflict.columns or conflict.columns == frozenset(index.columns))
     ]
     for place, row in enumerate(rows):
@@ -75,10 +74,10 @@ def _split(
         if not claimed.isdisjoint(names):
             continue
         claimed.update(names)
-        old = view.row_for_write(access, schema.key_of(row)) if by_key else None
+        old = reader.replaced(view, schema.key_of(row)) if by_key else None
         for index in indexes:
             if old is None:
-                old = holder(view, access, index, row)
+                old = holder(view, reader, index, row)
         if old is None:
             fresh.append((place, row))
         else:
@@ -86,47 +85,45 @@ def _split(
     return fresh, clashing
 
 
-def holder(view: View, access: Access, index: SecondaryIndex, row: Row) -> Row | None:
+def holder(view: View, reader: Reader, index: SecondaryIndex, row: Row) -> Row | None:
     """The visible row that has ``row``'s value in a unique index."""
     value = index.value_of(row)
     if value is None:
         return None
     values = value if len(index.places) > 1 else (value,)
-    view.database.cover(access.table, index, values)
-    for key in view.index_keys(access, index, values):
-        other = view.row_for_write(access, key)
+    for key in view.index_keys(reader, index, values):
+        other = reader.replaced(view, key)
         if other is not None and index.value_of(other) == value:
             return other
     return None
 
 
-def update_rows(view: View, access: Access, pairs: Sequence[tuple[Row, Row]]) -> None:
+def update_rows(view: View, reader: Reader, pairs: Sequence[tuple[Row, Row]]) -> None:
     """Replace each old row by its new one; keys and unique values may move within the set."""
-    schema = access.table.schema
+    schema = reader.table.schema
     for _, new in pairs:
         schema.check_key(new)
-        if access.by_key:
-            view.check_partition(access, schema.key_of(new))
-    _store(view, access, pairs)
+        reader.check(view, schema.key_of(new))
+    _store(view, reader, pairs)
 
 
-def delete_rows(view: View, access: Access, rows: Sequence[Row]) -> None:
-    view.put_all(access.table.name, dict.fromkeys(map(access.key_of, rows)))
+def delete_rows(view: View, reader: Reader, rows: Sequence[Row]) -> None:
+    view.put_all(reader.name, dict.fromkeys(map(reader.key_of, rows)))
 
 
-def _store(view: View, access: Access, pairs: Sequence[tuple[Row | None, Row]]) -> None:
+def _store(view: View, reader: Reader, pairs: Sequence[tuple[Row | None, Row]]) -> None:
     """Write (old, new) pairs, ``old`` None for an insert; constraints see the state after all of them."""
-    schema = access.table.schema
+    schema = reader.table.schema
     key_of = schema.key_of
     for _, new in pairs:
         schema.check_required(new)
     if schema.checks:
         view.database.check_rows(schema, [new for _, new in pairs])
-    if not access.guarded and all(old is not None and key_of(old) == key_of(new) for old, new in pairs):
+    if not reader.constraints and all(old is not None and key_of(old) == key_of(new) for old, new in pairs):
         view.put_all(schema.name, {key_of(new): new for _, new in pairs})  # they stay where they are: nothing to refuse
         return
     undo = Undo(view, schema.name)
-    unique = [index for index in access.table.indexes if index.unique]
+    unique = [index for index in reader.table.indexes if index.unique]
     try:
         moved = [(old, new) for old, new in pairs if old is None or key_of(old) != key_of(new)]
         for old, _ in moved:
@@ -134,21 +131,21 @@ def _store(view: View, access: Access, pairs: Sequence[tuple[Row | None, Row]]) 
                 undo.put(key_of(old), None)
         for old, new in pairs:
             key = key_of(new)
-            if (old is None or key_of(old) != key) and view.row_for_write(access, key) is not None:
+            if (old is None or key_of(old) != key) and reader.replaced(view, key) is not None:
                 raise duplicate_key(schema, key)
             undo.put(key, new)
         for index in unique:
-            _check_unique(view, access, index, pairs)
+            _check_unique(view, reader, index, pairs)
     except BaseException:
         undo.roll_back()
         raise
 
 
-def _check_unique(view: View, access: Access, index: SecondaryIndex, pairs: Sequence[tuple[Row | None, Row]]) -> None:
+def _check_unique(view: View, reader: Reader, index: SecondaryIndex, pairs: Sequence[tuple[Row | None, Row]]) -> None:
     """Are the new rows' values in a unique index theirs alone? One pass over the write set, however many
     rows.
     """
-    schema = access.table.schema
+    schema = reader.table.schema
     written = view.writes.get(schema.name, {})
     owner: dict[Any, Key] = {}
     for key, row in written.items():
@@ -159,8 +156,7 @@ def _check_unique(view: View, access: Access, index: SecondaryIndex, pairs: Sequ
         value = index.value_of(new)
         if value is None or (old is not None and index.value_of(old) == value):
             continue
-        view.database.cover(access.table, index, value if len(index.places) > 1 else (value,))
-        for other in index.candidates(value):
-            committed = None if other in written else view.read_below(access, other)
+        for other in view.database.keys_with(reader.table, index, value if len(index.places) > 1 else (value,)):
+            committed = None if other in written else reader.old(view, other)
             if committed is not None and index.value_of(committed) == value:
                 raise taken_value(schema, index, value, other, schema.key_of(new))

@@ -4,16 +4,57 @@ from __future__ import annotations
 
 import base64
 import datetime as dt
+import operator
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
 from typing import Any
 
 import msgspec
+import numpy as np
 
-from tidegate.errors import CorruptionError
+from tidegate.errors import CorruptionError, shown, text_of
+from tidegate.storage.jsontext import DEPTH
 from tidegate.storage.schema import Relation, Row
 from tidegate.storage.types import ColumnType
+
+_PLAIN = frozenset({type(None), bool, int, float, str})
+
+
+def plain(value: Any) -> Any:
+    """A number, truth value or text of numpy, or of a subclass, as Python's own: nothing else can be written down.
+
+    >>> plain(np.float64(1.5))
+    1.5
+    """
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, np.bool_):
+        return bool(value)
+    return operator.index(value) if isinstance(value, (int, np.integer)) else float(value)
+
+
+def writable(value: Any) -> Any:
+    """``value`` as it goes into the log, whatever a user passed. ValueError says why that is impossible."""
+    try:
+        written = to_json(value)
+        check_depth(written)
+        msgspec.msgpack.encode(written)
+        from_json(written)
+    except RecursionError:
+        raise ValueError(f"it is nested more than {DEPTH} levels deep") from None
+    except (CorruptionError, UnicodeEncodeError, OverflowError, TypeError) as error:
+        raise ValueError(text_of(error)) from None
+    return written
+
+
+def check_depth(written: Any, left: int = DEPTH) -> None:
+    """Raise ValueError when what :func:`to_json` wrote is nested more than ``left`` levels deep."""
+    if not left:
+        raise ValueError(f"it is nested more than {DEPTH} levels deep")
+    for item in written.values() if type(written) is dict else written if type(written) is list else ():
+        if type(item) is dict or type(item) is list:
+            check_depth(item, left - 1)
 
 
 def to_json(value: Any) -> Any:
@@ -22,9 +63,16 @@ def to_json(value: Any) -> Any:
     >>> from_json(to_json((1, Decimal("2.50"), None, (dt.date(2026, 1, 2),))))
     (1, Decimal('2.50'), None, (datetime.date(2026, 1, 2),))
     """
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if kind is list or kind is tuple:
+        if _PLAIN.issuperset(map(type, value)):  # many numbers, say: without a call for each
+            return list(value)
+        return [to_json(item) for item in value]
     match value:
-        case None | bool() | int() | float() | str():
-            return value
+        case int() | float() | str() | np.integer() | np.floating() | np.bool_():
+            return plain(value)
         case Decimal():
             return {"decimal": str(value)}
         case dt.datetime():
@@ -43,17 +91,21 @@ def to_json(value: Any) -> Any:
             return [to_json(item) for item in value]
         case dict():
             return {"map": [[to_json(k), to_json(v)] for k, v in value.items()]}
-    raise CorruptionError(f"no way to write down {value!r} ({type(value).__name__})")
+    raise CorruptionError(f"no way to write down {shown(value)} ({type(value).__name__})")
 
 
 def from_json(value: Any) -> Any:
     """The value that :func:`to_json` wrote."""
     if isinstance(value, list):
-        return tuple(from_json(item) for item in value)
+        if _PLAIN.issuperset(map(type, value)):
+            return tuple(value)
+        return tuple([from_json(item) for item in value])
     if not isinstance(value, dict):
         return value
     ((kind, text),) = value.items()
     match kind:
+        case "integer":  # as those write it whose readers can't hold a large one
+            return int(text)
         case "decimal":
             return Decimal(text)
         case "timestamp":
@@ -90,9 +142,9 @@ class RowCodec:
         self._make: Callable[[Iterable[Any]], Row] = relation.named
         self._width = len(relation.columns)
         self._decoders = [(i, _decoder(c.type)) for i, c in enumerate(relation.columns) if not _plain(c.type)]
-        self._direct = None if self._decoders else msgspec.msgpack.Decoder(list[relation.row])  # type: ignore[name-defined]
+        self._direct = None if self._decoders else msgspec.msgpack.Decoder(tuple[relation.row, ...])  # type: ignore[name-defined]
 
-    def read(self, packed: bytes | msgspec.Raw) -> list[Row]:
+    def read(self, packed: bytes | msgspec.Raw) -> tuple[Row, ...]:
         """Rows as stored, from their bytes."""
         if self._direct is not None:
             try:
@@ -101,10 +153,10 @@ class RowCodec:
                 pass  # narrower than now
         return self.unpack(msgspec.msgpack.decode(packed))
 
-    def unpack(self, rows: Sequence[Sequence[Any]]) -> list[Row]:
+    def unpack(self, rows: Sequence[Sequence[Any]]) -> tuple[Row, ...]:
         """Rows as stored, from rows as read. Those written together are equally wide."""
         if not self._decoders and rows and len(rows[0]) == self._width:
-            return list(map(self._make, rows))
+            return tuple(map(self._make, rows))
         found = []
         for row in rows:
             if len(row) < self._width or self._decoders:
@@ -114,7 +166,7 @@ class RowCodec:
                         values[i] = decode(values[i])
                 row = values
             found.append(self._make(row))
-        return found
+        return tuple(found)
 
 
 def _plain(kind: ColumnType) -> bool:

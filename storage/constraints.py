@@ -9,17 +9,17 @@ import duckdb
 from sqlglot import exp
 
 from tidegate.errors import ConstraintError, StatementError
-from tidegate.storage.base import arrow_table, tupled
-from tidegate.storage.codes import Fold, NotCompilable, Scope
-from tidegate.storage.draws import draw
-from tidegate.storage.expressions import Compiler
-from tidegate.storage.parameters import to_duckdb
-from tidegate.storage.parsing import parse_expression
+from tidegate.storage.arrow import arrow_table, tupled
 from tidegate.storage.schema import Check, Column, Row, TableSchema
-from tidegate.storage.semantics import Fallback
+from tidegate.storage.sql.codes import Fold, NotCompilable, Scope
+from tidegate.storage.sql.draws import draw
+from tidegate.storage.sql.expressions import Compiler
+from tidegate.storage.sql.parameters import to_duckdb
+from tidegate.storage.sql.parsing import parse_expression
+from tidegate.storage.sql.semantics import Fallback
 
 if TYPE_CHECKING:
-    from tidegate.storage.overlay import Session
+    from tidegate.storage.sql.overlay import Session
     from tidegate.storage.view import View
 
 Default = Callable[["View"], Any]

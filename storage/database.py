@@ -7,20 +7,21 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tidegate.crashpoints import crash_point
-from tidegate.storage.base import Base, Delta
+from tidegate.mutex import Rank, mutex
+from tidegate.storage.base import Base, letting_signals_through
 from tidegate.storage.constraints import Checks, Default, prepare_default
+from tidegate.storage.halfway import MERGING, Halfway
 from tidegate.storage.indexes import SecondaryIndex
-from tidegate.storage.overlay import Session
+from tidegate.storage.merges import Changes
 from tidegate.storage.schema import Column, Key, Row, TableSchema
-from tidegate.storage.versions import Changes, VersionedTable
+from tidegate.storage.setaside import restored
+from tidegate.storage.sql.overlay import Session
+from tidegate.storage.versions import VersionedTable
 from tidegate.storage.view import View, WriteSet
-
-if TYPE_CHECKING:
-    import duckdb
-
+from tidegate.storage.writing import Delta
 
 PART = 2_000  # rows that a merge takes at a time: about a millisecond
 PAUSE_S = 0.0002  # long enough for a thread that waits for the interpreter to get it
@@ -47,12 +48,14 @@ class Database:
     ) -> None:
         self.base = base if base is not None else Base(path)
         self.cached_rows = cached_rows
+        self.halfway = Halfway(self.base.path is not None)
         self.tables: dict[str, VersionedTable] = {}
         self.commits = 0
         self.concurrent = False  # set when several threads use it: readers then fix a snapshot, see Base.gate
         self.merge_listeners: list[MergeListener] = []
+        self._merging = False  # has a merge begun that has not ended yet, one way or the other?
         self._too_large: dict[str, int] = {}  # tables that did not fit in memory -> number of merges at that time
-        self._loading = threading.Lock()
+        self._loading = mutex(Rank.LOADING)
         self._local = threading.local()
         self._sessions: list[Session] = []
         self._checks: dict[str, Checks] = {}
@@ -81,10 +84,24 @@ class Database:
                 self._too_large[table.name] = self.base.merges
         return table.complete
 
-    def cover(self, table: VersionedTable, index: SecondaryIndex, values: tuple[Any, ...]) -> None:
-        """Bring the rows with these indexed values into memory, so that the index knows all of them."""
-        if not self.hold(table):
-            table.take(lambda: self.base.find(table.schema, index.columns, values))
+    def keys_with(self, table: VersionedTable, index: SecondaryIndex, values: tuple[Any, ...]) -> tuple[Key, ...]:
+        """The keys of all rows with these indexed values; some may be of older or newer versions."""
+        value = values if len(values) > 1 else values[0]
+        while True:
+            evictions = table.mark()
+            if not self.hold(table):
+                table.take(lambda: self.base.find(table.schema, index.columns, values))
+            keys = index.candidates(value)
+            if table.evictions == evictions:  # else rows may have gone before the index was asked
+                return keys
+
+    def all_keys(self, table: VersionedTable) -> list[Key]:
+        """The keys of all rows, brought into memory."""
+        while True:
+            self.load_all(table)
+            keys = table.keys_if_complete()
+            if keys is not None:
+                return keys
 
     def prefetch(self, table: str, keys: Iterable[Key]) -> None:
         """Bring these rows into memory in one query."""
@@ -109,15 +126,35 @@ class Database:
 
     @property
     def unmerged(self) -> int:
-        """Changed rows that the base does not have yet."""
-        return sum(len(table.dirty) for table in self.tables.values())
+        """Changed rows that the base does not have yet, without those that it does not take."""
+        return max(0, sum(len(table.dirty) for table in self.tables.values()) - len(self.base.aside))
 
+    def restore_set_aside(self, saved: Iterable[Sequence[Any]]) -> None:
+        """Put back the rows that the base did not take, as its facts tell them."""
+        for one in saved:
+            table = self.tables[one[0]]
+            entry = restored(table.schema, one)
+            self.base.aside.rows[entry.table, entry.key] = entry
+            table.restore_left_out(entry.key, entry.row)
+
+    def reopen(self) -> None:
+        """DuckDB has given up on the base: let go of every connection to it, and open it again."""
+        with self.base.gate:
+            for session in self._sessions:
+                session.cursor.close()
+            self._sessions.clear()
+            self._checks.clear()
+            self._defaults.clear()
+            self.base.reopen()
+
+    @letting_signals_through()
     def merge(
         self,
         meta: Callable[[], Mapping[str, Any]],
         open_positions: Callable[[str], Sequence[int]] = lambda table: (),
         open_commits: Callable[[], Sequence[int]] = lambda: (),
         lock: AbstractContextManager[Any] | None = None,
+        turn: AbstractContextManager[Any] | None = None,
         before_publish: Callable[[], None] = lambda: None,
     ) -> int:
         """Fold all committed versions into the base, drop what nobody may read any more; returns rows written.
@@ -126,39 +163,54 @@ class Database:
         ``meta()``: facts to store in the same DuckDB transaction.
         ``before_publish()``: runs when the changes are written, before they are committed.
         ``lock`` keeps commits out for moments; they go on while changes are collected and written. Others get their turn
-        after every ``PART`` rows: a million rows in one go would hold up the whole interpreter.
+        after every ``PART`` rows: a million rows in one go would hold up the whole interpreter. ``turn`` keeps out executions
+        that nobody but their executor knows of, while it is decided what the merge stands for.
         """
         lock = lock if lock is not None else nullcontext()
-        with lock:
+        with turn if turn is not None else nullcontext(), lock:
+            self.halfway.check_entry()
             facts = meta()
             changed = [table for table in self.tables.values() if table.dirty]
-            for table in changed:
-                table.begin_merge()
+            with self.halfway.step(MERGING):
+                if self._merging:  # one was interrupted, and so was what should have ended it
+                    raise self.halfway.stopped()
+                self._merging = True
+                merges = [table.begin_merge() for table in changed]
         try:
             crash_point("merge-before-write")
-            deltas = self.base.merge({table.schema: self._in_turn(table.taken(PART)) for table in changed}, facts)
+            taken = {
+                table.schema: self._in_turn(merge.taken(PART)) for table, merge in zip(changed, merges, strict=True)
+            }
+            deltas = self.base.merge(taken, facts)
             before_publish()
             crash_point("merge-before-commit")
             with self.base.gate:
                 self.base.publish()
                 crash_point("merge-after-commit")
-                with lock:
-                    for table in changed:
-                        table.merged()
+                self._end_merge(changed, True, lock)
         except BaseException:
             self.base.roll_back()
-            with lock:
-                for table in changed:
-                    table.merge_failed()
+            self._end_merge(changed, False, lock)
+            self._merging = False
             raise
         self._forget(changed, lock)
-        with lock:
+        with lock, self.halfway.step(MERGING):
             for table in self.tables.values():
                 table.trim(open_positions(table.name), open_commits())
                 table.evict(self.cached_rows)
         for listener in self.merge_listeners:
             listener(deltas, facts)
+        self._merging = False
         return sum(part.num_rows for delta in deltas.values() for part in delta if part is not None)
+
+    def _end_merge(self, changed: Iterable[VersionedTable], in_base: bool, lock: AbstractContextManager[Any]) -> None:
+        """What was taken is in the base now; or it may not be, and stays unmerged: the next merge writes it again."""
+        with lock, self.halfway.step(MERGING):
+            for table in changed:
+                if in_base:
+                    table.merged(self.base.aside.keys(table.name))
+                else:
+                    table.merge_failed()
 
     def _in_turn(self, parts: Iterable[Changes]) -> Iterator[Changes]:
         for number, part in enumerate(parts):
@@ -183,14 +235,22 @@ class Database:
 
     def session(self) -> Session:
         """This thread's own connection to the base."""
-        session = getattr(self._local, "session", None)
-        if session is None:
+        session: Session | None = getattr(self._local, "session", None)
+        if session is None or self._local.opening != self.base.opening:
+            self._local.opening = self.base.opening
             session = self._local.session = Session(self.base.cursor())
             self._sessions.append(session)
         return session
 
-    def cursor(self) -> duckdb.DuckDBPyConnection:
-        return self.session().cursor
+    def discard_session(self) -> None:
+        """This thread's connection was interrupted: what comes of the next query on it can't be known, so that gets a new one.
+
+        It closes when the last one who holds it lets go: whoever interrupts it may be about to do so.
+        """
+        session = getattr(self._local, "session", None)
+        if session is not None:
+            self._local.session = None
+            self._sessions.remove(session)
 
     # ---- constraints
 

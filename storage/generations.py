@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import duckdb
 
 from tidegate.crashpoints import crash_point
 from tidegate.errors import BaseDamaged
-from tidegate.storage.base import BASE_SCHEMA, META, write_error
+from tidegate.storage.base import BASE_SCHEMA, META, close_to_others, write_error
 from tidegate.storage.ddl import quote
 
 
@@ -41,6 +42,16 @@ def inspect_base(path: Path) -> dict[str, Any]:
         connection.close()
 
 
+def read_facts(path: Path) -> dict[str, Any]:
+    """The stored facts alone, of a base that nobody has open. Raises BaseDamaged when they can't be read."""
+    try:
+        with duckdb.connect(str(path), read_only=True, config={"threads": "1"}) as connection:
+            found = connection.execute(f"FROM {META} WHERE name IN ('directory', 'lsn')").fetchall()
+        return {name: json.loads(value) for name, value in found}
+    except (duckdb.Error, ValueError) as error:
+        raise BaseDamaged(_first_line(error)) from None
+
+
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
@@ -48,17 +59,19 @@ def _first_line(error: Exception) -> str:
 def copy_base(cursor: duckdb.DuckDBPyConnection, target: Path) -> None:
     """A consistent copy of the open base at ``target``, whole and on disk, or not there at all."""
     partial = target.with_suffix(".partial")
-    partial.unlink(missing_ok=True)
+    cursor.execute("DETACH DATABASE IF EXISTS tidegate_copy")  # of a copy that was interrupted
+    _remove(partial)
     source = cursor.execute("SELECT current_database()").fetchall()[0][0]
     crash_point("generation-before-copy")
-    cursor.execute(f"ATTACH {_text(partial)} AS tidegate_copy")
     try:
+        cursor.execute(f"ATTACH {_text(partial)} AS tidegate_copy")
+        close_to_others(partial)
         cursor.execute(f"COPY FROM DATABASE {quote(source)} TO tidegate_copy")
         cursor.execute("CHECKPOINT tidegate_copy")
     except duckdb.Error as error:
-        cursor.execute("DETACH tidegate_copy")
-        for leftover in target.parent.glob(f"{partial.name}*"):
-            leftover.unlink()
+        with suppress(duckdb.Error):  # it may not even have been attached
+            cursor.execute("DETACH tidegate_copy")
+        _remove(partial)
         raise write_error(target, error) from error
     cursor.execute("DETACH tidegate_copy")
     sync_file(partial)
@@ -68,8 +81,14 @@ def copy_base(cursor: duckdb.DuckDBPyConnection, target: Path) -> None:
     crash_point("generation-after-rename")
 
 
+def _remove(partial: Path) -> None:
+    for leftover in partial.parent.glob(f"{partial.name}*"):
+        leftover.unlink()
+
+
 def sync_base(path: Path) -> None:
-    """Make what DuckDB did to the directory (a write-ahead log that is gone) durable too."""
+    """Make what DuckDB did to the directory (a write-ahead log that is gone) durable too; one that is new is its owner's."""
+    close_to_others(path)
     sync_file(path.parent)
 
 

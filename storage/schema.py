@@ -11,8 +11,9 @@ from operator import itemgetter
 from typing import Any, Protocol
 from uuid import UUID
 
-from tidegate.errors import ConstraintError, DataError, DeclarationError
-from tidegate.storage.types import ColumnType, is_unicode
+from tidegate.errors import ConstraintError, DataError, DeclarationError, shown
+from tidegate.storage.types import INTERVAL_DAYS, ColumnType
+from tidegate.storage.unicode import is_unicode
 
 Row = tuple[Any, ...]
 Key = Any  # the value of a one-column primary key, or the tuple of a longer one
@@ -71,7 +72,7 @@ class Relation:
     index_of: dict[str, int] = field(init=False, repr=False)
     required: tuple[int, ...] = field(init=False, repr=False)  # places of the NOT NULL columns
     conform: Conform = field(init=False, repr=False)
-    conform_all: Callable[[Iterable[Any]], list[Row]] = field(init=False, repr=False)  # the same for many
+    conform_all: Callable[[Iterable[Any]], tuple[Row, ...]] = field(init=False, repr=False)  # the same for many
     trusted: set[Any] = field(init=False, repr=False)  # classes of rows that conform
 
     def __post_init__(self) -> None:
@@ -117,14 +118,14 @@ class Relation:
             values = self._from_mapping(values, defaults)
         if isinstance(values, str) or not isinstance(values, Sequence):
             raise DataError(
-                f"a row of {self.name} must be a tuple, list or dict, got {type(values).__name__}: {values!r}",
+                f"a row of {self.name} must be a tuple, list or dict, got {type(values).__name__}: {shown(values)}",
                 relation=self.name,
                 value=values,
             )
         if len(values) != len(self.columns):
             raise DataError(
                 f"a row of {self.name} has {len(self.columns)} columns ({', '.join(self.index_of)}), "
-                f"got {len(values)}: {tuple(values)!r}",
+                f"got {len(values)}: {shown(tuple(values))}",
                 relation=self.name,
                 value=tuple(values),
             )
@@ -139,9 +140,9 @@ class Relation:
             return None
         try:
             return column.type.coerce(value)
-        except (ValueError, TypeError, OverflowError) as error:
+        except (ValueError, TypeError, ArithmeticError, AttributeError, RecursionError) as error:
             raise DataError(
-                f"{self.name}.{column.name} ({column.type}) can't take {value!r}: {error}",
+                f"{self.name}.{column.name} ({column.type}) can't take {shown(value)}: {error}",
                 relation=self.name,
                 column=column.name,
                 value=value,
@@ -164,7 +165,7 @@ class Relation:
                 row.append(None)
             else:
                 raise DataError(
-                    f"{self.name}.{column.name} is missing in {dict(values)!r} and has no default",
+                    f"{self.name}.{column.name} is missing in {shown(dict(values))} and has no default",
                     relation=self.name,
                     column=column.name,
                 )
@@ -175,7 +176,7 @@ class Relation:
         for i in self.required:
             if row[i] is None:
                 raise ConstraintError(
-                    f"{self.name}.{self.columns[i].name} is NOT NULL, got NULL in row {tuple(row)!r}",
+                    f"{self.name}.{self.columns[i].name} is NOT NULL, got NULL in row {shown(tuple(row))}",
                     relation=self.name,
                     constraint="NOT NULL",
                     column=self.columns[i].name,
@@ -190,6 +191,7 @@ class TableSchema(Relation):
     one partition can be checked without looking at another, and a lock on the partition is enough.
 
     ``conform_key(key)``: the stored form of a key given by a user, or a DataError naming table, column and value.
+    ``partition_of(key)``: the partition that a stored key belongs to, the values of the ``partition_by`` columns.
     """
 
     primary_key: tuple[str, ...] = ()
@@ -199,7 +201,7 @@ class TableSchema(Relation):
     key_of: Callable[[Row], Key] = field(init=False, repr=False)
     key_indexes: tuple[int, ...] = field(init=False, repr=False)
     conform_key: Callable[[Key], Key] = field(init=False, repr=False)
-    _partition_of_key: Callable[[Key], tuple[Any, ...]] = field(init=False, repr=False)
+    partition_of: Callable[[Key], tuple[Any, ...]] = field(init=False, repr=False)
     changes: dict[tuple[str, ...], Change] = field(
         init=False, repr=False, default_factory=dict
     )  # by the columns changed
@@ -212,13 +214,7 @@ class TableSchema(Relation):
         object.__setattr__(self, "key_of", itemgetter(*key_indexes))
         columns = [self.columns[i] for i in key_indexes]
         object.__setattr__(self, "conform_key", _fast_conform_key(columns, self._conform_key_slowly))
-        places = [self.primary_key.index(name) for name in self.partition_by]
-        single = len(self.primary_key) == 1
-        object.__setattr__(
-            self,
-            "_partition_of_key",
-            (lambda key: (key,)) if single else (lambda key: tuple(key[place] for place in places)),
-        )
+        object.__setattr__(self, "partition_of", self._partitioner())
 
     def _refuse_bad_keys(self) -> None:
         if not self.primary_key:
@@ -279,9 +275,14 @@ class TableSchema(Relation):
         """A function that says whether a value of these columns (a tuple, if several) is in its stored form and not NULL."""
         return _fast_recognise([replace(self.column(name), nullable=False) for name in columns])
 
-    def partition_of(self, key: Key) -> tuple[Any, ...]:
-        """The partition a key belongs to: the values of the ``partition_by`` columns."""
-        return self._partition_of_key(key)
+    def _partitioner(self) -> Callable[[Key], tuple[Any, ...]]:
+        if len(self.primary_key) == 1:
+            return lambda key: (key,)
+        places = [self.primary_key.index(name) for name in self.partition_by]
+        if len(places) == 1:
+            (place,) = places
+            return lambda key: (key[place],)
+        return lambda key: tuple([key[place] for place in places])
 
     def _conform_key_slowly(self, key: Key) -> Key:
         """``conform_key`` for keys that have to be converted or refused."""
@@ -289,7 +290,7 @@ class TableSchema(Relation):
             return self._key_part(self.primary_key[0], key)
         if not isinstance(key, tuple) or len(key) != len(self.primary_key):
             raise DataError(
-                f"the key of {self.name} is the tuple ({', '.join(self.primary_key)}), got {key!r}",
+                f"the key of {self.name} is the tuple ({', '.join(self.primary_key)}), got {shown(key)}",
                 relation=self.name,
                 value=key,
             )
@@ -315,11 +316,11 @@ _RECOGNISED = {
     "text": "type({v}) is str and ({v}.isascii() or is_unicode({v}))",
     "boolean": "type({v}) is bool",
     "date": "type({v}) is date",
-    "interval": "type({v}) is timedelta",
+    "interval": f"type({{v}}) is timedelta and -{INTERVAL_DAYS} <= {{v}}.days < {INTERVAL_DAYS}",
     "blob": "type({v}) is bytes",
-    "time": "type({v}) is time",
+    "time": "type({v}) is time and {v}.tzinfo is None and not {v}.fold",
     "uuid": "type({v}) is UUID",
-    "timestamp": "type({v}) is datetime and {v}.tzinfo is None",
+    "timestamp": "type({v}) is datetime and {v}.tzinfo is None and not {v}.fold",
 }
 
 
@@ -367,7 +368,7 @@ def _fast_conform(columns: Sequence[Column], named: Any, trusted: set[Any], slow
         f"                made.append(named(({', '.join(names)},)))\n"
         f"                continue\n"
         f"        made.append(slowly(values))\n"
-        f"    return made\n"
+        f"    return tuple(made)\n"
     )
     scope: dict[str, Any] = {
         **_SCOPE,

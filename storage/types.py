@@ -1,22 +1,23 @@
 """Column types: how a SQL type looks in Python, and what may be stored in it.
 
 Values are checked at the door. A stored value always has the one Python type of its column, so that rows compare
-and hash the same whichever way they came in:
+and hash the same whichever way they came in. What the log, Arrow or DuckDB would not give back as it was is converted here
+(subclasses, numpy's scalars, a negative zero) or refused (half of a surrogate pair, an INTERVAL beyond DuckDB's):
 
 =============================  =====================  =====================================
 SQL                            stored as              also accepted
 =============================  =====================  =====================================
 TINYINT … BIGINT, U…           int                    numpy integers, integral Decimal
 FLOAT, DOUBLE                  float                  int, Decimal, numpy floats
-DECIMAL(p, s)                  decimal.Decimal        int (rounded half away from zero)
+DECIMAL(p, s)                  decimal.Decimal        int (rounded half away from zero); not NaN, not Infinity
 VARCHAR                        str
 BOOLEAN                        bool                   numpy bool
 TIMESTAMP                      datetime (naive, UTC)  aware datetime (converted to UTC)
-DATE, TIME                     date, time
-INTERVAL                       timedelta
+DATE, TIME                     date, time (naive)
+INTERVAL                       timedelta              up to 106,751,990 days either way
 BLOB                           bytes                  bytearray, memoryview
 UUID                           uuid.UUID
-JSON                           str                    dict, list (written as JSON text)
+JSON                           str                    dict, list (written as JSON text); at most 128 levels deep
 T[]                            tuple                  list, numpy array
 =============================  =====================  =====================================
 """
@@ -24,7 +25,7 @@ T[]                            tuple                  list, numpy array
 from __future__ import annotations
 
 import datetime as dt
-import json
+import math
 import operator
 import re
 import struct
@@ -38,6 +39,8 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.errors import DeclarationError
+from tidegate.storage.jsontext import checked_json
+from tidegate.storage.unicode import HALF, is_unicode
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ def _integer(name: str) -> ColumnType:
     def coerce(value: Any) -> int:
         if type(value) is not int:
             if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
-                if isinstance(value, Decimal) and value == value.to_integral_value():
+                if isinstance(value, Decimal) and value.is_finite() and value.adjusted() < 20 and value % 1 == 0:
                     value = int(value)
                 else:
                     raise ValueError(f"expected an integer, got {type(value).__name__}")
@@ -98,13 +101,16 @@ def _double(value: Any) -> float:
         return value
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, Decimal, np.integer, np.floating)):
         raise ValueError(f"expected a number, got {type(value).__name__}")
-    return float(value)
+    number = float(value)
+    if isinstance(value, Decimal) and value.is_finite() and math.isinf(number):
+        raise ValueError("out of range for DOUBLE")
+    return number
 
 
 def _single(value: Any) -> float:
     number = _double(value)
     try:
-        return float(struct.unpack("f", struct.pack("f", number))[0])
+        return float(struct.unpack("<f", struct.pack("<f", number))[0])
     except OverflowError as error:
         raise ValueError("out of range for FLOAT") from error
 
@@ -116,19 +122,22 @@ def _decimal(precision: int, scale: int) -> ColumnType:
     name = f"DECIMAL({precision},{scale})"
     quantum = Decimal(1).scaleb(-scale)
     limit = Decimal(10) ** (precision - scale)
+    zero = Decimal(0).scaleb(-scale)
 
     def coerce(value: Any) -> Decimal:
         if isinstance(value, (bool, float, np.floating, np.bool_)) or not isinstance(value, (int, Decimal, np.integer)):
             hint = "; write Decimal(str(value)) to choose the digits yourself" if isinstance(value, float) else ""
             raise ValueError(f"expected a Decimal or an integer, got {type(value).__name__}{hint}")
         number = value if isinstance(value, Decimal) else Decimal(int(value))
+        if not number.is_finite():
+            raise ValueError(f"{name} holds numbers only; use DOUBLE for NaN and Infinity, or NULL")
         try:
             rounded = number.quantize(quantum, ROUND_HALF_UP, DIGITS)
         except InvalidOperation as error:
             raise ValueError(f"out of range for {name}") from error
         if not -limit < rounded < limit:
             raise ValueError(f"out of range for {name}")
-        return rounded
+        return rounded if rounded else zero  # there is no negative zero in SQL
 
     return ColumnType(name, "decimal", Decimal, pa.decimal128(precision, scale), coerce)
 
@@ -136,20 +145,10 @@ def _decimal(precision: int, scale: int) -> ColumnType:
 def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError(f"expected text, got {type(value).__name__}")
+    value = str.__str__(value)  # of a subclass, the text that it is and not the one that it shows
     if not is_unicode(value):
-        raise ValueError("is no Unicode text: it has half of a surrogate pair, which can't be stored")
-    return str(value)
-
-
-def is_unicode(value: str) -> bool:
-    """Can it be stored? Some JSON brings in half of a surrogate pair."""
-    if value.isascii():
-        return True
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+        raise ValueError(HALF)
+    return value  # type: ignore[no-any-return]
 
 
 def _boolean(value: Any) -> bool:
@@ -162,31 +161,65 @@ def _boolean(value: Any) -> bool:
 
 def _timestamp(value: Any) -> dt.datetime:
     if isinstance(value, np.datetime64):
-        value = value.astype("datetime64[us]").item()
+        value = _in_microseconds(value)
     if not isinstance(value, dt.datetime):
         raise ValueError(f"expected a datetime, got {type(value).__name__}")
+    if value != value:  # NaT of pandas
+        raise ValueError("is no time (NaT); use None for NULL")
     if value.tzinfo is not None:
-        value = value.astimezone(dt.UTC).replace(tzinfo=None)
-    if type(value) is not dt.datetime:  # a subclass such as pandas.Timestamp
-        return dt.datetime.combine(value.date(), value.time())
-    return value
+        value = value.astimezone(dt.UTC)
+    clock = (value.hour, value.minute, value.second, value.microsecond)  # a plain one, also of a pandas.Timestamp
+    return dt.datetime(value.year, value.month, value.day, *clock)
 
 
-def _exactly(kind: type, word: str) -> Callable[[Any], Any]:
-    def coerce(value: Any) -> Any:
-        if type(value) is not kind:
-            raise ValueError(f"expected {word}, got {type(value).__name__}")
-        return value
+def _in_microseconds(value: np.datetime64 | np.timedelta64) -> Any:
+    """As Python has it. numpy itself goes round in a circle where a number of microseconds does not fit."""
+    if np.isnat(value):
+        raise ValueError("is no time (NaT); use None for NULL")
+    kind = "datetime64[us]" if isinstance(value, np.datetime64) else "timedelta64[us]"
+    converted = value.astype(kind)
+    unit = np.datetime_data(value.dtype)[0]
+    finer = unit in {"us", "ns", "ps", "fs", "as", "generic"}
+    if not finer and converted.astype(value.dtype) != value:
+        raise ValueError("is beyond what microseconds in 64 bits can tell")
+    return converted.item()
 
-    return coerce
+
+def _date(value: Any) -> dt.date:
+    if not isinstance(value, dt.date) or isinstance(value, dt.datetime):
+        raise ValueError(f"expected a date, got {type(value).__name__}")
+    return dt.date(value.year, value.month, value.day)
+
+
+def _time(value: Any) -> dt.time:
+    if not isinstance(value, dt.time):
+        raise ValueError(f"expected a time, got {type(value).__name__}")
+    if value.tzinfo is not None:
+        raise ValueError(
+            "expected a time without a time zone; use TIMESTAMP for a moment, or value.replace(tzinfo=None)"
+        )
+    return dt.time(value.hour, value.minute, value.second, value.microsecond)
+
+
+INTERVAL_DAYS = 106_751_990  # as many whole days of microseconds as fit into 64 bits, less one
 
 
 def _interval(value: Any) -> dt.timedelta:
     if isinstance(value, np.timedelta64):
-        value = value.astype("timedelta64[us]").item()
+        value = _in_microseconds(value)
     if not isinstance(value, dt.timedelta):
         raise ValueError(f"expected a timedelta, got {type(value).__name__}")
-    return value
+    if value != value:  # NaT of pandas
+        raise ValueError("is no time (NaT); use None for NULL")
+    if not -INTERVAL_DAYS <= value.days < INTERVAL_DAYS:
+        raise ValueError(f"out of range for INTERVAL ({INTERVAL_DAYS:,} days either way)")
+    return dt.timedelta(value.days, value.seconds, value.microseconds)
+
+
+def _uuid(value: Any) -> uuid.UUID:
+    if not isinstance(value, uuid.UUID):
+        raise ValueError(f"expected a uuid.UUID, got {type(value).__name__}")
+    return value if type(value) is uuid.UUID else uuid.UUID(int=value.int)
 
 
 def _blob(value: Any) -> bytes:
@@ -195,24 +228,12 @@ def _blob(value: Any) -> bytes:
     return bytes(value)
 
 
-def _json(value: Any) -> str:
-    if isinstance(value, (dict, list)):
-        return json.dumps(value, separators=(",", ":"), allow_nan=False)
-    if not isinstance(value, str):
-        raise ValueError(f"expected JSON text, a dict or a list, got {type(value).__name__}")
-    try:
-        json.loads(value)
-    except ValueError as error:
-        raise ValueError(f"is not valid JSON: {error}") from error
-    return _text(value)
-
-
 def _list(element: ColumnType) -> ColumnType:
     inner = element.coerce
 
     def coerce(value: Any) -> tuple[Any, ...]:
         if isinstance(value, np.ndarray):
-            value = value.tolist()
+            value = list(value) if value.dtype.kind in "mM" else value.tolist()  # of dates it would make numbers
         if not isinstance(value, (list, tuple)):
             raise ValueError(f"expected a list, got {type(value).__name__}")
         return tuple(None if item is None else inner(item) for item in value)
@@ -227,12 +248,12 @@ _SIMPLE: dict[str, ColumnType] = {
     "VARCHAR": ColumnType("VARCHAR", "text", str, pa.string(), _text),
     "BOOLEAN": ColumnType("BOOLEAN", "boolean", bool, pa.bool_(), _boolean),
     "TIMESTAMP": ColumnType("TIMESTAMP", "timestamp", dt.datetime, pa.timestamp("us"), _timestamp),
-    "DATE": ColumnType("DATE", "date", dt.date, pa.date32(), _exactly(dt.date, "a date")),
-    "TIME": ColumnType("TIME", "time", dt.time, pa.time64("us"), _exactly(dt.time, "a time")),
+    "DATE": ColumnType("DATE", "date", dt.date, pa.date32(), _date),
+    "TIME": ColumnType("TIME", "time", dt.time, pa.time64("us"), _time),
     "INTERVAL": ColumnType("INTERVAL", "interval", dt.timedelta, pa.duration("us"), _interval),
     "BLOB": ColumnType("BLOB", "blob", bytes, pa.binary(), _blob),
-    "UUID": ColumnType("UUID", "uuid", uuid.UUID, pa.string(), _exactly(uuid.UUID, "a uuid.UUID")),
-    "JSON": ColumnType("JSON", "json", str, pa.string(), _json),
+    "UUID": ColumnType("UUID", "uuid", uuid.UUID, pa.string(), _uuid),
+    "JSON": ColumnType("JSON", "json", str, pa.string(), checked_json),
 }
 
 _INSTEAD = {

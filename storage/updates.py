@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from tidegate.storage.access import Access, Updating
+from tidegate.storage.readers import Reader, Updating
 from tidegate.storage.schema import Key, Row
 from tidegate.storage.undo import Undo
 
@@ -16,22 +15,23 @@ if TYPE_CHECKING:
 Computed = list[tuple[str, Any]]  # columns and the functions that make their values
 
 
-def update_each(view: View, access: Access, keys: Iterable[Key], changes: dict[str, Any]) -> list[Any]:
+def update_each(view: View, reader: Reader, keys: Iterable[Key], changes: dict[str, Any]) -> list[Any]:
     """Change columns of the rows with these keys; returns the new rows. When one is refused, none is changed."""
-    table = access.table.name
+    table = reader.name
     computed = [(name, value) for name, value in changes.items() if callable(value)]
-    closed = Updating({**view.access, table: replace(access, write=False)} if computed else {})
-    if access.guarded or not access.plain:
-        return _in_turn(view, access, keys, changes, computed, closed)
-    change = access.table.schema.change(tuple(changes))
-    held, key_of, newest, named, position = access.table, access.key_of, access.newest, access.named, view.position
+    closed = Updating({**view.access, table: reader.closed()} if computed else {})
+    if reader.constraints:
+        return _in_turn(view, reader, keys, changes, computed, closed)
+    change = reader.table.schema.change(tuple(changes))
+    held, key_of, newest, named, position = reader.table, reader.key_of, reader.newest, reader.named, view.position
+    place, mine = reader.place, reader.partition(view)
     written = view.writes.get(table, {})
     news: list[Row] = []
     changed: dict[Key, Any] = {}
     for key in keys:
         try:
             old = newest(key) if key not in written else None
-            if old is None or held.straight >= position:
+            if old is None or held.straight >= position or (place is not None and old[place] != mine[0]):
                 old = view.get(table, key)
         except TypeError:  # a key that can't be one
             old = view.get(table, key)
@@ -47,17 +47,17 @@ def update_each(view: View, access: Access, keys: Iterable[Key], changes: dict[s
 
 
 def _in_turn(
-    view: View, access: Access, keys: Iterable[Key], changes: dict[str, Any], computed: Computed, closed: Updating
+    view: View, reader: Reader, keys: Iterable[Key], changes: dict[str, Any], computed: Computed, closed: Updating
 ) -> list[Any]:
-    """``update_each`` where every row has to be asked about: it may be refused, or lie in another partition."""
-    table = access.table.name
+    """``update_each`` where every row has to be asked about: it may be refused."""
+    table = reader.name
     undo = Undo(view, table)
     news = []
     try:
         for key in keys:
             row = view.get(table, key)
             if row is not None:
-                undo.remember(access.key_of(row))
+                undo.remember(reader.key_of(row))
                 _compute(view, closed, computed, row, changes)
                 news.append(view.update(table, key, **changes))
     except BaseException:

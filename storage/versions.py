@@ -24,17 +24,18 @@ Pure data structure: no clock, file or DuckDB. Rows not in memory come through t
 
 from __future__ import annotations
 
-import threading
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from tidegate.storage.chains import BASE, TRIMMED, Position, Version, as_of, below, kept, lost, rows_of
+from tidegate.errors import CorruptionError
+from tidegate.mutex import Rank, reentrant
+from tidegate.storage.chains import BASE, NEVER, TRIMMED, Position, Version, as_of, below, kept, lost, rows_of
 from tidegate.storage.codec import widened
 from tidegate.storage.indexes import Aged, SecondaryIndex
+from tidegate.storage.invariants import broken, check_readers, surplus
+from tidegate.storage.merges import TableMerge
 from tidegate.storage.schema import Key, Row, TableSchema
-
-NEVER: Final[Position] = 1 << 200  # above every position
 
 WHOLE: Final = slice(None)  # row[WHOLE] is row[:], and the slice is there already
 
@@ -42,13 +43,6 @@ MANY = 8  # so many writes to a table are worth a look at what they have in comm
 
 # rows of the base by key, or None when the loader filled the whole table instead
 Loader = Callable[["VersionedTable", Sequence[Key]], dict[Key, Row] | None]
-
-
-class Changes(NamedTuple):
-    """What a merge writes to the base, or a part of it: keys to delete there, and rows to insert."""
-
-    deleted: list[Key]
-    inserted: list[Row]
 
 
 class VersionedTable:
@@ -67,30 +61,43 @@ class VersionedTable:
         self.straight: Position = BASE  # above it ``rows`` is what a reader sees; NEVER while there are chains
         self.complete = complete
         self.dirty: dict[Key, bool] = {}  # changed since the last merge -> the base has a row for it
-        self.merging: dict[Key, bool] = {}  # the same, for changes that a merge is writing right now
+        self.merge: TableMerge | None = None  # that writes earlier changes right now
+        self.gone: list[Key] = []  # deleted according to the last merge, and to be forgotten
         self.indexes = [SecondaryIndex(schema, index) for index in schema.indexes]
         self.indexed = {_names(index.columns): index for index in reversed(self.indexes)}
-        self.guarded = bool(schema.checks) or any(index.unique for index in self.indexes)
         self.newest_commit = self.merges = 0  # while both stand still, an overlay built for SQL is used again
-        self.overlay: Any = None  # the changes above the base as SQL reads them, kept by tidegate.storage.overlay
+        self.overlay: Any = None  # the changes above the base as SQL reads them, kept by tidegate.storage.sql.overlay
         self._load = load
         self._settled = (BASE, 0)  # while there are chains: the position and the commit below which nothing was kept
-        # rows that a merge has yet to read and that were replaced since; it ends with None, on its own thread, without a lock
-        self._aside: dict[Key, Row | None] | None = None
-        self._gone: list[Key] = []  # deleted, according to the merge
-        self._evictions = 0
-        self._busy = not complete  # is there more to a commit than the newest rows?
-        self._placing = threading.RLock()
+        self.evictions = 0  # how often rows were: while it stands still, what was complete is complete
+        self._placing = reentrant(Rank.PLACING)
 
     # ---- reading
 
     def newest(self, key: Key) -> Row | None:
         """The newest row with ``key``, from the base if it must be; None when there is none."""
         row: Any = self.rows.get(key, TRIMMED)
-        while row is TRIMMED and not self.complete:  # again, if it was evicted at once
+        while row is TRIMMED and not self.lacks(key):
             self.fetch((key,))
-            row = self.rows.get(key, TRIMMED)
+            row = self.rows.get(key, TRIMMED)  # again, if it was evicted at once
         return None if row is TRIMMED else row
+
+    def lacks(self, key: Key) -> bool:
+        """Is there no row with ``key``, for certain? Only a table that is whole can tell.
+
+        An eviction ends ``complete``, then counts itself, then takes rows out. So a table that was complete before a look, and
+        has counted nothing since before that, had all its rows meanwhile.
+        """
+        evictions = self.evictions
+        return self.complete and key not in self.rows and self.evictions == evictions
+
+    def mark(self) -> int:
+        """A number that is still ``evictions`` for as long as no row that is in memory now has been evicted."""
+        evictions = self.evictions
+        if not self.complete:  # one may be under way
+            with self._placing:
+                evictions = self.evictions
+        return evictions
 
     def read(self, key: Key, position: Position) -> Row | None:
         """The row of ``key`` an execution at ``position`` sees."""
@@ -126,13 +133,19 @@ class VersionedTable:
         """All keys in memory (every key of the table when it is complete), in no order."""
         return list(self.rows)
 
+    def keys_if_complete(self) -> list[Key] | None:
+        """Every key of the table, or None when not all rows are in memory."""
+        with self._placing:
+            return list(self.rows) if self.complete else None
+
     def index_on(self, columns: Iterable[str]) -> SecondaryIndex | None:
         wanted = frozenset(columns)
         return next((index for index in self.indexes if frozenset(index.columns) == wanted), None)
 
     def overlay_keys(self) -> Iterator[Key]:
         """Keys whose visible row may differ from the base row: changed since the merge, or read in an old version."""
-        yield from {**self.merging, **self.dirty, **dict.fromkeys(list(self.chains))}
+        merge = self.merge
+        yield from {**(merge.changed if merge is not None else {}), **self.dirty, **dict.fromkeys(list(self.chains))}
 
     # ---- loading
 
@@ -153,31 +166,23 @@ class VersionedTable:
 
     def take(self, read: Callable[[], Iterable[Row]]) -> None:
         """Cache rows of the base; what is in memory already is newer or the same."""
-        key_of = self.schema.key_of
-
-        def place(rows: Iterable[Row]) -> None:
-            for row in rows:
-                self._place(key_of(row), row)
-
-        self._read_in(read, place)
+        self._read_in(read, self._place_all)
 
     def fill(self, read: Callable[[], Iterable[Row]]) -> None:
         """Take every row of the base: from now on the table is complete."""
-        self.take(read)
-        with self._placing:
+
+        def place(rows: Iterable[Row]) -> None:
+            self._place_all(rows)
             for key in [key for key, row in self.rows.items() if row is None]:
-                if not self._needed(key):
+                if not self.needed(key):
                     del self.rows[key]
-            self.complete = True
-            self._look()
+            self.complete = True  # in one step with the rows: nothing may be evicted in between
 
-    def _look(self) -> None:
-        """Under the lock, after something that a commit has to mind has gone."""
-        self._busy = bool(self.chains) or not self.complete or bool(self.merging)
+        self._read_in(read, place)
 
-    def _needed(self, key: Key) -> bool:
+    def needed(self, key: Key) -> bool:
         """Must it be remembered that there is no row with ``key``, or not this one?"""
-        return key in self.dirty or key in self.merging or key in self.chains
+        return key in self.dirty or key in self.chains or (self.merge is not None and key in self.merge.changed)
 
     def _read_in(self, read: Callable[[], Any], place: Callable[[Any], None]) -> None:
         """Read from the base and put it in place; again, if rows were evicted meanwhile.
@@ -185,14 +190,19 @@ class VersionedTable:
         A row that was read, then changed, merged and evicted by others must not come back in its old form.
         """
         while True:
-            evictions = self._evictions
+            evictions = self.evictions
             found = read()
             with self._placing:
                 if self.complete:  # another thread has read all of it meanwhile
                     return
-                if self._evictions == evictions:
+                if self.evictions == evictions:
                     place(found)
                     return
+
+    def _place_all(self, rows: Iterable[Row]) -> None:
+        key_of = self.schema.key_of
+        for row in rows:
+            self._place(key_of(row), row)
 
     def _place(self, key: Key, row: Row | None) -> None:
         """Cache a base row, unless a commit on another thread put a newer version there meanwhile."""
@@ -210,7 +220,7 @@ class VersionedTable:
         ``keep_older``: some unfinished execution may still read what was there before; otherwise it is dropped at
         once, which is the whole of garbage collection for a serial run.
         """
-        if keep_older or self._busy:
+        if keep_older or self.chains or self.merge is not None or not self.complete:
             self._commit_slowly(writes, position, commit, keep_older)
             return
         rows, dirty = self.rows, self.dirty
@@ -243,9 +253,8 @@ class VersionedTable:
         """``commit`` where somebody reads older versions or may have done so, a merge is under way, or rows are not in memory."""
         if not writes:
             return
-        aside = self._aside  # looked at once: the merge may end it at any moment
-        if aside is not None:
-            self._set_aside(aside, writes)
+        if self.merge is not None:
+            self.merge.put_aside(writes)
         if keep_older:
             self._keep_older(writes, position, commit)
         else:
@@ -294,14 +303,13 @@ class VersionedTable:
                 self._settled = (position, commit)
             else:
                 self.straight = position
-                self._look()
 
     def _keep_older(self, writes: dict[Key, Row | None], position: Position, commit: int) -> None:
         """``commit`` where somebody may still read what was there before."""
         self.fetch(writes)
         with self._placing:
             if self.straight != NEVER:
-                self._settled, self.straight, self._busy = self.settled, NEVER, True
+                self._settled, self.straight = self.settled, NEVER
             for key, written in writes.items():
                 row = None if written is None else written[:]
                 older: Any = self.chains.get(key)
@@ -350,11 +358,10 @@ class VersionedTable:
                 position, commit = self._settled
                 self._settled = (max(position, before[0]), max(commit, before[3]))
                 del self.chains[key]
-                if after[1] is None and self.complete and not self._needed(key):
+                if after[1] is None and self.complete and not self.needed(key):
                     del self.rows[key]
         if not self.chains and self.straight == NEVER:
             self.straight = self._settled[0]
-            self._look()
 
     def _drop_unkept(self, key: Key, before: Version, after: Version) -> None:
         kept_rows = [row for row in rows_of(after) if row is not None]
@@ -364,65 +371,50 @@ class VersionedTable:
                 if row is not None and index.value_of(row) not in values:
                     index.drop(row, key)
 
-    def begin_merge(self) -> None:
-        """Everything committed so far is to be merged. Then come :meth:`taken` and, when that is in the base, :meth:`merged` and
-        :meth:`forget`; or :meth:`merge_failed`. Commits may go on all the while.
+    def begin_merge(self) -> TableMerge:
+        """Everything committed so far is to be merged. When what the merge has taken is in the base, come :meth:`merged` and
+        :meth:`forget`; otherwise :meth:`merge_failed`. Commits may go on all the while.
         """
-        assert not self.merging, "one merge at a time"
+        assert self.merge is None, "one merge at a time"
         with self._placing:
-            self.merging, self.dirty = self.dirty, {}
-            self._aside, self._gone, self._busy = {}, [], True
+            self.merge = TableMerge(self.dirty, self.rows)
+            self.dirty = {}
+            return self.merge
 
-    def _set_aside(self, aside: dict[Key, Row | None], writes: Iterable[Key]) -> None:
-        """These keys are about to change while a merge reads what they were."""
-        for key in writes:
-            if key in self.merging and key not in aside:
-                aside[key] = self.rows[key]
-
-    def taken(self, size: int) -> Iterator[Changes]:
-        """What the base lacks: the state of every changed key as of ``begin_merge``, ``size`` keys at a time.
-
-        Needs no lock. A commit puts what it replaces aside *before* it replaces it, and here it is looked for *after* the row was
-        read: a row that is too new is always found out.
-        """
-        aside, rows = self._aside, self.rows
-        assert aside is not None
-        changed = iter(self.merging.items())
-        while part := list(islice(changed, size)):
-            inserted = []
-            for key, _ in part:
-                row = rows[key]
-                if key in aside:
-                    row = aside[key]
-                if row is None:
-                    self._gone.append(key)
-                else:
-                    inserted.append(row)
-            yield Changes([key for key, in_base in part if in_base], inserted)
-        self._aside = None
-
-    def merged(self) -> None:
-        """The changes taken are in the base now."""
+    def merged(self, left_out: Iterable[Key] = ()) -> None:
+        """The changes taken are in the base now, but for these keys, for which it has no row."""
+        assert self.merge is not None
         with self._placing:
-            self.merging, self._aside = {}, None
+            self.dirty.update(dict.fromkeys(left_out, False))
+            self.gone = self.merge.gone
+            self.merge = None
             self.merges += 1
-            self._look()
+
+    def merge_failed(self) -> None:
+        """The changes taken did not reach the base, or nobody knows whether they did: they are dirty again, and the base may
+        have a row for each.
+        """
+        with self._placing:
+            if self.merge is not None:  # else it had ended, and what came after that failed
+                self.dirty.update(dict.fromkeys(self.merge.changed, True))
+                self.merge = None
 
     def forget(self, size: int) -> bool:
         """Drop up to ``size`` rows that the merge found deleted and nobody has written since; False when there are no more."""
-        gone = self._gone
+        gone = self.gone
         for _ in range(min(size, len(gone))):
             key = gone.pop()
-            if self.complete and self.rows.get(key, gone) is None and not self._needed(key):
+            if self.complete and self.rows.get(key, gone) is None and not self.needed(key):
                 del self.rows[key]
         return bool(gone)
 
-    def merge_failed(self) -> None:
-        """The changes taken did not reach the base: they are dirty again."""
+    def restore_left_out(self, key: Key, row: Row) -> None:
+        """Put back a row that the base does not have."""
         with self._placing:
-            self.dirty.update(self.merging)
-            self.merging, self._aside, self._gone = {}, None, []
-            self._look()
+            self.rows[key] = row
+            self.dirty[key] = False
+            for index in self.indexes:
+                index.add(row, key)
 
     def export_chains(self, encode: Callable[[Any], Any]) -> list[Any]:
         """The chains of keys with more than their newest version, for the checkpoint."""
@@ -447,7 +439,7 @@ class VersionedTable:
                 if stored is not None:
                     for index in self.indexes:
                         index.add(stored, key)
-            self.straight, self._busy = NEVER, True
+            self.straight = NEVER
             self.chains[key] = version
             self.rows[key] = version[1]
 
@@ -457,17 +449,37 @@ class VersionedTable:
         if spare <= 0 or self._load is None:
             return
         with self._placing:
-            self._evictions += 1
-            self.complete, self._busy = False, True
+            self.complete = False
+            self.evictions += 1  # in this order: see lacks
             for key in list(self.rows):
                 if spare <= 0:
                     return
-                if not self._needed(key):
+                if not self.needed(key):
                     row = self.rows.pop(key)
                     if row is not None:
                         for index in self.indexes:
                             index.drop(row, key)
                     spare -= 1
+
+    # ---- invariants
+
+    def check(
+        self, open_positions: Sequence[Position] = (), open_commits: Sequence[int] = (), trimmed: bool = False
+    ) -> None:
+        """Raise CorruptionError if an invariant is broken: see :mod:`tidegate.storage.invariants`.
+
+        The readers are those of :meth:`trim`. ``trimmed``: that was called for them just now, and for all keys.
+        """
+        with self._placing:
+            check_readers(self, open_positions, open_commits)
+            unread = surplus(self, open_positions, open_commits) if trimmed else ()
+            wrong = next(itertools.chain(broken(self), unread), None)
+        if wrong is not None:
+            raise CorruptionError(
+                f"table {self.name}: {wrong}; this is a bug in tidegate, not in your app: please report it with the app and "
+                f"the seed",
+                table=self.name,
+            )
 
 
 def _names(columns: tuple[str, ...]) -> str | tuple[str, ...]:

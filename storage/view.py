@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from tidegate.errors import AccessError, StatementError
-from tidegate.storage.access import Access, Updating
 from tidegate.storage.indexes import SecondaryIndex
+from tidegate.storage.readers import Reader, Updating
 from tidegate.storage.schema import Column, Key, Relation, Row
 from tidegate.storage.updates import update_each
-from tidegate.storage.violations import being_updated, duplicate_key, outside, read_only, taken_value, undeclared
+from tidegate.storage.violations import being_updated, duplicate_key, outside, read_only, undeclared
 
 if TYPE_CHECKING:
     from tidegate.storage.database import Database
@@ -52,7 +52,7 @@ class View:
         self,
         database: Database,
         position: int,
-        access: Mapping[str, Access],
+        access: Mapping[str, Reader],
         *,
         procedure: str = "query",
         partitions: Mapping[str, tuple[Any, ...]] | None = None,
@@ -81,112 +81,89 @@ class View:
         The key of a table with several key columns is a tuple in their order.
         """
         try:
-            access = self.access[table]
+            reader = self.access[table]
             if table in self.writes and key in self.writes[table]:
-                return self.writes[table][key]
-            newest = access.newest  # the interpreter would look for a method, were it called as access.newest(…)
+                row = self.writes[table][key]
+                if reader.place is None or (row is not None and row[reader.place] == self.partitions[table][0]):
+                    return row
+                return reader.get(self, key)  # it was deleted, or another member of a nested transaction wrote it
+            newest = reader.newest  # the interpreter would look for a method, were it called as reader.newest(…)
             row = newest(key)
         except (KeyError, TypeError):  # an undeclared table; a key that can't be one
-            return self._get_slowly(self.access.get(table) or self.undeclared(table), key)
+            return (self.access.get(table) or self.undeclared(table)).get(self, key)
         if row is None:
-            return self._get_absent(access, key)
-        named = access.named
-        if access.table.straight >= self.position:
-            row = access.table.read(key, self.position)
+            return reader.absent(self, key)
+        if reader.place is not None and row[reader.place] != self.partitions[table][0]:
+            raise self._outside(reader, row)
+        named = reader.named
+        if reader.table.straight >= self.position:
+            row = reader.table.read(key, self.position)
             return None if row is None else named(row)
         return named(row)
-
-    def _get_absent(self, access: Access, key: Key) -> Row | None:
-        """A key without a row in memory that may be read straight away."""
-        table = access.table
-        whole = access.plain and table.complete and table.straight < self.position
-        if whole and table.schema.conform_key(key) is key:
-            return None  # every row is in memory, and it was looked up in its stored form
-        return self._get_slowly(access, key)
-
-    def _get_slowly(self, access: Access, key: Key) -> Row | None:
-        """A key that is absent, oddly typed, outside the partition or not in memory."""
-        table = access.table
-        key = table.schema.conform_key(key)
-        if access.by_key:
-            self.check_partition(access, key)
-        written = self.writes.get(table.name)
-        if written is not None and key in written:
-            return written[key]
-        row = self.read_below(access, key)
-        return None if row is None else access.named(row)
-
-    def read_below(self, access: Access, key: Key) -> Row | None:
-        """The committed row this execution sees, its own writes aside."""
-        if access.committed:
-            return access.table.read_committed(key, self.commit)
-        return access.table.read(key, self.position)
 
     def scan(self, table: str, **equals: Any) -> list[Any]:
         """All visible rows in key order, or those whose columns equal the given values (by index where there is one).
 
         A NULL equals nothing, as in SQL.
         """
-        access = self.access.get(table) or self.undeclared(table)
-        return list(map(access.named, self._where(access, equals)))
+        reader = self.access.get(table) or self.undeclared(table)
+        return list(map(reader.named, self._where(reader, equals)))
 
     def count(self, table: str, /, **equals: Any) -> int:
         """How many rows ``scan(table, **equals)`` gives. With an index on these columns it does not look at them."""
-        access = self.access.get(table) or self.undeclared(table)
+        reader = self.access.get(table) or self.undeclared(table)
         alone = len(equals) == 1
         names: Any
         names, value = equals.popitem() if alone else (tuple(equals), tuple(equals.values()))
-        held = access.table
-        if names in held.indexed and access.plain and table not in self.writes:
-            found = held.indexed[names].count(value)
-            if found is not None and held.complete and held.straight < self.position:
-                return found
-        return len(self._where(access, {names: value} if alone else equals))
+        if names in reader.counts and table not in self.writes:
+            held = reader.table
+            evictions = held.evictions
+            if held.complete:
+                found = reader.counts[names].count(value)
+                if found is not None and held.evictions == evictions and held.straight < self.position:
+                    return found
+        return len(self._where(reader, {names: value} if alone else equals))
 
-    def _where(self, access: Access, equals: Mapping[str, Any]) -> list[Row]:
+    def _where(self, reader: Reader, equals: Mapping[str, Any]) -> list[Row]:
         """The visible rows whose columns equal these values, in key order."""
-        schema = access.table.schema
+        schema = reader.table.schema
         wanted = {name: schema.check_value(schema.column(name), value) for name, value in equals.items()}
-        index = access.table.index_on(wanted) if wanted else None
-        keys: Iterable[Key]
+        index = reader.table.index_on(wanted) if wanted else None
+        keys: Collection[Key]
         if index is not None:
             values = tuple(wanted[name] for name in index.columns)
-            self.database.cover(access.table, index, values)
-            keys = self.index_keys(access, index, values)
+            keys = self.index_keys(reader, index, values)
         else:
-            self.database.load_all(access.table)
-            keys = {**dict.fromkeys(access.table.rows), **dict.fromkeys(self.writes.get(schema.name, ()))}
-        if access.by_key:
-            partition = self._partition(access)
-            keys = [key for key in keys if schema.partition_of(key) == partition]
+            keys = dict.fromkeys([*self.database.all_keys(reader.table), *self.writes.get(schema.name, ())])
         if None in wanted.values():
             return []
-        rows = self.visible(access, sorted(keys))
+        rows = self.visible(reader, sorted(reader.inside(self, keys)))
         for name, value in wanted.items():
             place = schema.index_of[name]
             rows = [row for row in rows if row[place] == value]
         return rows
 
-    def visible(self, access: Access, keys: Iterable[Key]) -> list[Row]:
+    def visible(self, reader: Reader, keys: Iterable[Key]) -> list[Row]:
         """The rows with these stored keys that this execution sees."""
-        table, newest, position = access.table, access.newest, self.position
+        table, newest, position = reader.table, reader.newest, self.position
         written = self.writes.get(table.name, ())
         rows = []
         for key in keys:
             row = newest(key) if key not in written else None
             if row is None or table.straight >= position:
-                row = self.row(access, key)
+                row = reader.row(self, key)
             if row is not None:
                 rows.append(row)
         return rows
 
-    def index_keys(self, access: Access, index: SecondaryIndex, values: tuple[Any, ...]) -> Collection[Key]:
+    def index_keys(self, reader: Reader, index: SecondaryIndex, values: tuple[Any, ...]) -> Collection[Key]:
         """Keys that may have these indexed values in this view (callers check the row they see)."""
         if None in values:
             return ()
         value = values if len(values) > 1 else values[0]
-        written = self._written_index(access.table.name, index).get(value)
-        return {*index.candidates(value), *written} if written else index.candidates(value)
+        written = self._written_index(reader.name, index).get(value)
+        committed = self.database.keys_with(reader.table, index, values)
+        return {*committed, *written} if written else committed
 
     def forget_written_index(self) -> None:
         """The write set changed other than by writing more."""
@@ -204,13 +181,6 @@ class View:
                     found.setdefault(index.value_of(row), []).append(key)
             self._indexed = {**self._indexed, (table, index.name): (len(written), found)}
         return found
-
-    def row(self, access: Access, key: Key) -> Row | None:
-        """The visible row with this stored key, unchecked: for keys that came from the table itself."""
-        written = self.writes.get(access.table.name)
-        if written is not None and key in written:
-            return written[key]
-        return self.read_below(access, key)
 
     def rows_of(self, name: str) -> tuple[Relation, Sequence[Row]]:
         """The rows of a stream or window that SQL names: private, so only those that this execution was given."""
@@ -249,44 +219,46 @@ class View:
 
     def insert(self, table: str, row: Any = None, /, **values: Any) -> Any:
         """Insert one row, given as a sequence in column order, a dict, or keyword arguments; returns it as stored."""
-        access = self.access.get(table)
-        if access is None or not access.write:
-            access = self.writable(table)
-        conform, key_of, newest = access.conform, access.key_of, access.newest
+        reader = self.access.get(table)
+        if reader is None or not reader.write:
+            reader = self.writable(table)
+        conform, key_of, newest = reader.conform, reader.key_of, reader.newest
         new = conform(values if row is None else row, self)
         key = key_of(new)
-        if access.free and table not in self.writes and newest(key) is None:
-            held = access.table
-            if held.complete and held.straight < self.position:
+        if not reader.constraints and table not in self.writes:
+            held = reader.table
+            evictions = held.evictions
+            if held.complete and newest(key) is None and held.evictions == evictions and held.straight < self.position:
+                if reader.place is not None and new[reader.place] != self.partitions[table][0]:
+                    raise self._outside(reader, new)
                 self.writes[table] = {key: new}
                 return new
-        return self._insert(access, key, new)
+        return self._insert(reader, key, new)
 
-    def insert_stored(self, access: Access, new: Row) -> Row:
+    def insert_stored(self, reader: Reader, new: Row) -> Row:
         """Insert a row whose values are in their stored form already."""
-        access.table.schema.check_required(new)
-        return self._insert(access, access.key_of(new), new)
+        reader.table.schema.check_required(new)
+        return self._insert(reader, reader.key_of(new), new)
 
-    def _insert(self, access: Access, key: Key, new: Row) -> Row:
-        if access.by_key:
-            self.check_partition(access, key)
-        if self.row_for_write(access, key) is not None:
-            raise duplicate_key(access.table.schema, key)
-        if access.table.guarded:
-            self._check_constraints(access, key, new, None)
-        self.put(access.table.name, key, new)
+    def _insert(self, reader: Reader, key: Key, new: Row) -> Row:
+        if reader.replaced(self, key) is not None:
+            raise duplicate_key(reader.table.schema, key)
+        for constraint in reader.constraints:
+            constraint(self, reader, key, new, None)
+        self.put(reader.name, key, new)
         return new
 
     def upsert(self, table: str, row: Any = None, /, **values: Any) -> Any:
         """Insert the row, or replace the one with its primary key; returns it as stored."""
-        access = self.writable(table)
-        schema = access.table.schema
-        new = schema.conform(values if row is None else row, self)
-        key = schema.key_of(new)
-        if access.by_key:
-            self.check_partition(access, key)
-        if access.table.guarded:
-            self._check_constraints(access, key, new, self.row_for_write(access, key))
+        reader = self.writable(table)
+        new = reader.conform(values if row is None else row, self)
+        if reader.place is not None and new[reader.place] != self.partitions[table][0]:
+            raise self._outside(reader, new)
+        key = reader.key_of(new)
+        if reader.constraints:
+            old = reader.replaced(self, key)
+            for constraint in reader.constraints:
+                constraint(self, reader, key, new, old)
         self.put(table, key, new)
         return new
 
@@ -294,17 +266,22 @@ class View:
         """Change columns of the row with this primary key; returns the new row, or None when there is no such row."""
         writes = self.writes
         try:  # what get() does, without naming a row that nobody sees
-            access = self.access[table]
-            change = access.changes[tuple(changes)]  # there are none if the table may not be written just like that
-            written = writes.get(table)
-            newest = access.newest
-            old = newest(key) if written is None or key not in written else written[key]
+            reader = self.access[table]
+            change = reader.changes[tuple(changes)]  # there are none if the table may not be written just like that
+            newest = reader.newest
+            if table in writes:
+                written = writes[table]
+                old = written[key] if key in written else newest(key)
+            else:
+                written, old = None, newest(key)
         except (KeyError, TypeError):  # not written so before; an undeclared table; a key that can't be one
             return self._update_slowly(table, key, changes)
-        if old is None or access.table.straight >= self.position:
+        if old is None or reader.table.straight >= self.position:
             return self._update_slowly(table, key, changes)
+        if reader.place is not None and old[reader.place] != self.partitions[table][0]:
+            raise self._outside(reader, old)
         new = change(old, changes)
-        key_of = access.key_of
+        key_of = reader.key_of
         if written is None:
             writes[table] = {key_of(old): new}
         elif self._indexed:
@@ -315,26 +292,26 @@ class View:
 
     def _update_slowly(self, table: str, key: Key, changes: dict[str, Any]) -> Any:
         """``update`` where the row has to be looked for, or constraints have to agree."""
-        access = self.writable(table)
+        reader = self.writable(table)
         old = self.get(table, key)
         if old is None:
             return None
-        new = access.table.schema.change(tuple(changes))(old, changes)
-        key = access.key_of(old)
-        if access.guarded:
-            self._check_constraints(access, key, new, old)
+        new = reader.table.schema.change(tuple(changes))(old, changes)
+        key = reader.key_of(old)
+        for constraint in reader.constraints:
+            constraint(self, reader, key, new, old)
         self.put(table, key, new)
         return new
 
     def delete(self, table: str, key: Key) -> bool:
         """Delete the row with this primary key; False when there is none."""
-        access = self.access.get(table)
-        if access is None or not access.write:
-            access = self.writable(table)
+        reader = self.access.get(table)
+        if reader is None or not reader.write:
+            reader = self.writable(table)
         old = self.get(table, key)
         if old is None:
             return False
-        self.put(table, access.key_of(old), None)
+        self.put(table, reader.key_of(old), None)
         return True
 
     # ---- writing many rows
@@ -344,9 +321,9 @@ class View:
 
         Much cheaper than deleting them one by one.
         """
-        access = self.writable(table)
-        rows = self._where(access, equals)
-        self.put_all(table, dict.fromkeys(map(access.key_of, rows)))
+        reader = self.writable(table)
+        rows = self._where(reader, equals)
+        self.put_all(table, dict.fromkeys(map(reader.key_of, rows)))
         return len(rows)
 
     def update_each(self, table: str, keys: Iterable[Key], /, **changes: Any) -> list[Any]:
@@ -362,20 +339,12 @@ class View:
         """
         return update_each(self, self.writable(table), keys, changes)
 
-    def put_checked(self, access: Access, key: Key, new: Row, old: Row | None) -> None:
+    def put_checked(self, reader: Reader, key: Key, new: Row, old: Row | None) -> None:
         """Write ``new`` over ``old`` after the table's constraints agree."""
-        access.table.schema.check_required(new)
-        if access.table.guarded:
-            self._check_constraints(access, key, new, old)
-        self.put(access.table.name, key, new)
-
-    def _check_constraints(self, access: Access, key: Key, new: Row, old: Row | None) -> None:
-        schema = access.table.schema
-        if schema.checks:
-            self.database.check_row(schema, new)
-        for index in access.table.indexes:
-            if index.unique:
-                self.check_unique(access, index, key, new, old)
+        reader.table.schema.check_required(new)
+        for constraint in reader.constraints:
+            constraint(self, reader, key, new, old)
+        self.put(reader.name, key, new)
 
     def put(self, table: str, key: Key, row: Row | None) -> None:
         written = self.writes.get(table)
@@ -397,54 +366,22 @@ class View:
                 self._indexed = NOTHING
             written.update(rows)
 
-    def check_unique(self, access: Access, index: SecondaryIndex, key: Key, new: Row, old: Row | None) -> None:
-        value = index.value_of(new)
-        if value is None or (old is not None and index.value_of(old) == value):
-            return
-        values = value if len(index.places) > 1 else (value,)
-        self.database.cover(access.table, index, values)
-        for other in self.index_keys(access, index, values):
-            row = self.row(access, other)
-            if other != key and row is not None and index.value_of(row) == value:
-                raise taken_value(access.table.schema, index, value, other, key)
-
     def default(self, column: Column) -> Any:
         """The value of a column's DEFAULT, evaluated in this execution."""
         return self.database.default(self, column)
 
-    def row_for_write(self, access: Access, key: Key) -> Row | None:
-        """The row that a write to this stored key would replace."""
-        table = access.table
-        written = self.writes.get(table.name)
-        if written is not None and key in written:
-            return written[key]
-        if key not in table.rows and table.complete:  # in this order: complete ends before a row is evicted
-            return None
-        return table.read(key, self.position)
-
     # ---- access
 
-    def writable(self, table: str) -> Access:
+    def writable(self, table: str) -> Reader:
         """The access to a table that is about to be written."""
-        access = self.access.get(table) or self.undeclared(table)
-        if not access.write:
+        reader = self.access.get(table) or self.undeclared(table)
+        if not reader.write:
             raise (being_updated if isinstance(self.access, Updating) else read_only)(self.procedure, table)
-        return access
+        return reader
 
-    def undeclared(self, table: str) -> Access:
+    def undeclared(self, table: str) -> Reader:
         raise undeclared(self.procedure, table, self.database.tables)
 
-    def _partition(self, access: Access) -> tuple[Any, ...]:
-        return self.partitions[access.table.name]
-
-    def in_partition(self, access: Access, rows: Iterable[Row]) -> list[Row]:
-        """Those of ``rows`` that belong to the partition this execution works on."""
-        schema = access.table.schema
-        mine = self._partition(access)
-        return [row for row in rows if schema.partition_of(schema.key_of(row)) == mine]
-
-    def check_partition(self, access: Access, key: Key) -> None:
-        schema = access.table.schema
-        mine = self._partition(access)
-        if schema.partition_of(key) != mine:
-            raise outside(self.procedure, schema, mine, key)
+    def _outside(self, reader: Reader, row: Row) -> AccessError:
+        """The error of a row that is not in the partition this execution works on."""
+        return outside(self.procedure, reader.table.schema, reader.partition(self), reader.key_of(row))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -13,16 +13,17 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-class Batch(msgspec.Struct, eq=False):
+class Batch(msgspec.Struct, eq=False, frozen=True):
     """Rows of one stream that are processed as one, under one batch-id (and one key on a keyed stream).
 
-    Iterating gives the rows as named tuples. Immutable: every consumer sees the same rows. (A ``Struct`` because its
-    constructor is not Python: there are two batches to a small transaction.)
+    Iterating gives the rows as named tuples. Immutable to the last value: every consumer sees the same rows, whatever another
+    did with them; ``list(batch.rows)`` is a list of one's own. (A ``Struct`` because its constructor is not Python: there are
+    two batches to a small transaction.)
     """
 
     relation: Relation
     id: int
-    rows: Sequence[Row]
+    rows: tuple[Row, ...]
     key: Any = None
 
     def __iter__(self) -> Iterator[Any]:
@@ -37,11 +38,11 @@ class Batch(msgspec.Struct, eq=False):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Batch):
             return NotImplemented
-        return (self.relation.name, self.id, self.key, list(self.rows)) == (
+        return (self.relation.name, self.id, self.key, self.rows) == (
             other.relation.name,
             other.id,
             other.key,
-            list(other.rows),
+            other.rows,
         )
 
     def __hash__(self) -> int:
@@ -68,6 +69,6 @@ class Batch(msgspec.Struct, eq=False):
 
     def to_arrow(self) -> pa.Table:
         """The rows as an Arrow table."""
-        from tidegate.storage.base import arrow_table
+        from tidegate.storage.arrow import arrow_table
 
         return arrow_table(self.relation, self.rows)

@@ -6,9 +6,11 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tidegate.errors import BatchError, DataError
+from tidegate.errors import BatchError, DataError, shown
 from tidegate.storage.schema import Relation, Row
 from tidegate.streams.batch import Batch
+
+Parts = dict[Any, tuple[Row, ...]]  # the rows of a push, by key
 
 REMEMBERED = 10_000  # batch-ids per key whose payload can still be compared
 
@@ -33,7 +35,7 @@ class Border:
         self._key_place = None if key is None else relation.index_of[key]
         self.sequences: dict[Any, Sequence] = {}
 
-    def check_rows(self, rows: Any) -> list[Row]:
+    def check_rows(self, rows: Any) -> tuple[Row, ...]:
         """The rows as stored, every value checked. Nothing is accepted yet."""
         if type(rows) is not list:
             rows = as_rows(rows)
@@ -55,36 +57,36 @@ class Border:
         """One row as stored, every value checked."""
         checked = self.relation.conform(row)
         if self._key_place is not None:
-            self._check_keys([checked], self._key_place)
+            self._check_keys((checked,), self._key_place)
         return checked
 
-    def _check_keys(self, rows: list[Row], place: int) -> None:
+    def _check_keys(self, rows: Iterable[Row], place: int) -> None:
         for row in rows:
             if row[place] is None:
                 raise DataError(
-                    f"{self.name}.{self.key} is the stream's key and can't be NULL, in row {tuple(row)!r}",
+                    f"{self.name}.{self.key} is the stream's key and can't be NULL, in row {shown(tuple(row))}",
                     relation=self.name,
                     column=self.key,
                 )
 
-    def split(self, rows: list[Row]) -> dict[Any, list[Row]]:
-        """One list of rows per key value, in order of first appearance; ``{None: rows}`` on a stream without key."""
+    def split(self, rows: tuple[Row, ...]) -> Parts:
+        """The rows of each key value, in order of first appearance; ``{None: rows}`` on a stream without key."""
         place = self._key_place
         if place is None:
             return {None: rows} if rows else {}
         parts: dict[Any, list[Row]] = {}
         for row in rows:
             parts.setdefault(row[place], []).append(row)
-        return parts
+        return {key: tuple(part) for key, part in parts.items()}
 
-    def split_into(self, rows: list[Row], size: int) -> list[tuple[Any, list[Row]]]:
+    def split_into(self, rows: tuple[Row, ...], size: int) -> list[tuple[Any, tuple[Row, ...]]]:
         """What :meth:`split` makes of ``size`` rows after the other, one after the other."""
-        chunks = [rows[i : i + size] for i in range(0, len(rows), size)]
+        chunks = list(zip(rows)) if size == 1 else [rows[i : i + size] for i in range(0, len(rows), size)]
         if self._key_place is None:
             return [(None, chunk) for chunk in chunks]
         return [part for chunk in chunks for part in self.split(chunk).items()]
 
-    def check_ids(self, parts: dict[Any, list[Row]], batch_id: int) -> dict[Any, list[Row]]:
+    def check_ids(self, parts: Parts, batch_id: int) -> Parts:
         """The parts not accepted before under this id; raises, with nothing accepted, when one can't be."""
         if type(batch_id) is not int or not -(2**63) <= batch_id < 2**63:
             raise BatchError(
@@ -94,7 +96,7 @@ class Border:
             )
         return {key: rows for key, rows in parts.items() if not self._seen(key, rows, batch_id)}
 
-    def accept(self, key: Any, rows: list[Row], batch_id: int | None = None) -> Batch:
+    def accept(self, key: Any, rows: tuple[Row, ...], batch_id: int | None = None) -> Batch:
         """The batch, numbered after the last one or with the (checked) id given."""
         sequence = self._sequence(key)
         last = sequence.last
@@ -108,7 +110,7 @@ class Border:
             sequence.last = batch_id
         return Batch(self.relation, batch_id, rows, key)
 
-    def accept_all(self, parts: Iterable[tuple[Any, list[Row]]]) -> list[Batch]:
+    def accept_all(self, parts: Iterable[tuple[Any, tuple[Row, ...]]]) -> list[Batch]:
         """A batch for each of these, by key, numbered after the last one."""
         if self._key_place is not None:
             return [self.accept(key, rows) for key, rows in parts]
@@ -118,13 +120,18 @@ class Border:
             sequence.last = batches[-1].id
         return batches
 
+    def remembers(self, key: Any, batch_id: int) -> bool:
+        """Was a batch accepted under this id, given by its source? Of each key the newest 10,000 are remembered."""
+        sequence = self.sequences.get(key)
+        return sequence is not None and batch_id in sequence.digests
+
     def _sequence(self, key: Any) -> Sequence:
         found = self.sequences.get(key)
         if found is None:
             found = self.sequences[key] = Sequence()
         return found
 
-    def _seen(self, key: Any, rows: list[Row], batch_id: int) -> bool:
+    def _seen(self, key: Any, rows: tuple[Row, ...], batch_id: int) -> bool:
         """Was exactly this batch accepted before? An id that can't be accepted any more raises."""
         sequence = self.sequences.get(key)
         if sequence is None or sequence.last is None or batch_id > sequence.last:
@@ -160,7 +167,7 @@ def as_rows(rows: Any) -> Any:
     return rows
 
 
-def digest(rows: list[Row]) -> str:
+def digest(rows: Iterable[Row]) -> str:
     """A fingerprint of a payload: equal for equal rows, in any run."""
     plain = [tuple(row) for row in rows]
     return hashlib.blake2b(repr(plain).encode(), digest_size=12).hexdigest()

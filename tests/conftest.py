@@ -13,7 +13,10 @@ from debian import install
 from spark_java import java_for_tests
 
 import tidegate
+from tidegate import mutex
 from tidegate.benchmarks.peers.postgres_server import PostgresServer, Unavailable, find_programs
+
+mutex.watch()  # whatever a test does, locks are taken in one order
 
 EXECUTORS = ("serial", "manual", "threads")
 
@@ -32,6 +35,15 @@ class SettableClock:
 
     def advance(self, seconds: float) -> None:
         self.seconds += seconds
+
+
+@pytest.fixture(autouse=True)
+def locks_in_order() -> Iterator[None]:
+    """A lock taken out of order on a thread in the background fails the test, too."""
+    mutex.violations.clear()
+    yield
+    found, mutex.violations[:] = list(mutex.violations), []
+    assert not found
 
 
 @pytest.fixture(autouse=True)

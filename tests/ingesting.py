@@ -19,10 +19,10 @@ from source_apps import keeping
 
 import tidegate
 from tidegate import App, crashpoints
-from tidegate.connectors.file_source import FileSource
-from tidegate.connectors.postgres_changes import PostgresChanges
-from tidegate.connectors.sql_source import SqlSource
-from tidegate.sources import Source
+from tidegate.connectors.files.source import FileSource
+from tidegate.connectors.postgres.changes import PostgresChanges
+from tidegate.connectors.sql.source import SqlSource
+from tidegate.outside.sources import Source
 
 
 def make_app(source: str, recovery: str) -> App:
@@ -41,10 +41,10 @@ def source_for(told: str) -> Source:
     if kind == "changes":
         return PostgresChanges(place, "things", slot="kills")
     if kind == "wfdb":
-        from tidegate.connectors.wfdb_source import WfdbSource
+        from tidegate.connectors.wfdb import WfdbSource
 
         return WfdbSource(place)
-    from tidegate.connectors.kafka_source import KafkaSource
+    from tidegate.connectors.kafka.source import KafkaSource
 
     servers, _, topic = place.rpartition("/")
     return KafkaSource(servers, topic)
@@ -82,7 +82,7 @@ def main() -> None:
     with tidegate.open(app, given.directory, executor=given.executor, merge_every_s=0.3) as engine:
         delivery = None
         if given.sink:
-            from tidegate.connectors.kafka_sink import KafkaSink
+            from tidegate.connectors.kafka.sink import KafkaSink
 
             servers, _, topic = given.sink.removeprefix("kafka:").rpartition("/")
             delivery = engine.deliver("seen", KafkaSink(servers, topic, at_once=20), f"out-{topic}", background=True)

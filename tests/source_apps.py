@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tidegate import App, Batch, Engine, Transaction
-from tidegate.rejects import declare_rejected
+from tidegate.outside.rejects import declare_rejected
 
 COLUMNS = "id BIGINT NOT NULL, name VARCHAR, weight DOUBLE, on_day DATE"
 

@@ -13,7 +13,7 @@ import pytest
 import typer
 
 import tidegate
-from tidegate.cli import app as cli
+from tidegate.cli.main import app as cli
 from tidegate.examples.leaderboard.app import app
 from tidegate.examples.leaderboard.reference import random_votes
 
@@ -22,7 +22,7 @@ APP = "tidegate.examples.leaderboard.app:app"
 
 def run(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        [sys.executable, "-c", "from tidegate.cli import main; main()", *arguments],
+        [sys.executable, "-c", "from tidegate.cli.main import main; main()", *arguments],
         capture_output=True,
         text=True,
         check=False,
@@ -70,7 +70,7 @@ def test_version() -> None:
     told = run("version").stdout.strip()
     assert json.loads(run("version", "--json").stdout)["tidegate"] == told
     assert run("--version").stdout.strip() == told
-    as_module = [sys.executable, "-m", "tidegate.cli", "--version"]
+    as_module = [sys.executable, "-m", "tidegate", "--version"]
     assert subprocess.run(as_module, capture_output=True, text=True, check=True).stdout.strip() == told
 
 

@@ -39,4 +39,8 @@ def test_docstring_example(example: doctest.DocTest) -> None:
 
 def test_what_users_start_with_has_an_example() -> None:
     names = {example.name for example in EXAMPLES}
-    assert {"tidegate.dataflows.app.App", "tidegate.engine.open", "tidegate.streams.windows.kinds.window"} <= names
+    assert {
+        "tidegate.dataflows.app.App",
+        "tidegate.engine.engine.open",
+        "tidegate.streams.windows.declare.kinds.window",
+    } <= names

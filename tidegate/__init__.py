@@ -8,7 +8,7 @@ from tidegate.config import Config
 from tidegate.connecting import connect, connect_async
 from tidegate.dataflows.app import App
 from tidegate.dataflows.definitions import committed, either, partition
-from tidegate.engine import Engine, open
+from tidegate.engine.engine import Engine, open
 from tidegate.errors import (
     Aborted,
     AccessError,
@@ -24,7 +24,7 @@ from tidegate.errors import (
 )
 from tidegate.streams.batch import Batch
 from tidegate.streams.windows import window
-from tidegate.streams.windows.joins import join
+from tidegate.streams.windows.declare.joins import join
 from tidegate.txn.ticket import Ticket
 from tidegate.txn.transaction import Transaction
 

@@ -1,6 +1,6 @@
 """``python -m tidegate``: the command line."""
 
-from tidegate.cli import main
+from tidegate.cli.main import main
 
 if __name__ == "__main__":
     main()

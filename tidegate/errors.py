@@ -7,6 +7,7 @@
     │   └── ConstraintError   PRIMARY KEY, NOT NULL, UNIQUE or CHECK refused a row
     ├── AccessError           a procedure touched what it did not declare
     ├── BatchError            a border batch that can't be accepted: its id is out of order or taken
+    │   └── NotAsked          ... because it answers a question that is not open
     ├── Aborted               the transaction was undone on purpose (txn.abort, or a row that was refused)
     │   └── DeadlineExceeded  ... because it ran past its deadline
     ├── ProcedureFailed       a procedure raised, and its retries are used up
@@ -19,12 +20,14 @@
     ├── QueryRefused          SQL from outside that is not allowed: it does more than read, or reaches outside
     ├── QueryFailed           SQL from outside that could not be answered: wrong, too slow, too large, cancelled
     ├── DirectoryInUse        another process has the directory open
+    ├── WrongProcess          an engine or a client was used in a fork of the process that made it
     ├── LogError              the log on disk
     │   ├── DiskFull          ... has no room; work resumes when there is
-    │   ├── LogFailed         ... could not be written or synced; the engine stops
-    │   ├── LogDamaged        ... has a record that was acknowledged and can't be read
-    │   ├── BaseDamaged       the DuckDB base can't be read (it is rebuilt from a generation and the log)
-    │   └── RecoveryRefused   ... does not fit this app: another app, newer format, changed schema or code
+    │   ├── LogFailed         ... could not be written or synced, or a step was interrupted halfway; the engine stops
+    │   ├── LogDamaged        ... has a record that was acknowledged and can't be read, or lacks a part
+    │   ├── BaseDamaged       the DuckDB base can't be read (it is rebuilt from a generation and the log) or written
+    │   ├── MergeFailed       a merge into the base failed; it is tried again
+    │   └── RecoveryRefused   ... does not fit: another app or directory, another format, changed schema or code
     ├── SparkUnavailable      Spark can't be had here: no Java, no pyspark, or its session did not start
     ├── ServerError           a server refused a request, or could not be reached
     │   ├── NotAllowed        ... for want of a token, of a role, or of an allowed origin
@@ -54,6 +57,22 @@ def text_of(value: object, told: Callable[[Any], str] = str) -> str:
         return told(value).encode(errors="backslashreplace").decode()
     except Exception as error:
         return f"({type(value).__name__} without a text: asked for it, it raised {type(error).__name__})"
+
+
+SHOWN = 400  # characters of a value in a message
+
+
+def shown(value: object) -> str:
+    """A value as an error message shows it: as Python writes it, or the two ends of that.
+
+    >>> shown("x" * 1_000)[190:220]
+    'xxxxxxxxxx … (602 more) … xxxx'
+    """
+    told = text_of(value, repr)
+    if len(told) <= SHOWN:
+        return told
+    half = SHOWN // 2
+    return f"{told[:half]} … ({len(told) - SHOWN} more) … {told[-half:]}"
 
 
 class TidegateError(Exception):
@@ -89,6 +108,10 @@ class BatchError(TidegateError):
     """A border batch that can't be accepted. Facts: ``stream``, ``batch_id``, ``last_id``."""
 
 
+class NotAsked(BatchError):
+    """An answer to a question that is not open. Facts: ``stream``, ``batch_id``."""
+
+
 class Aborted(TidegateError):
     """The transaction was undone. Facts: ``procedure``, ``reason``, ``position``."""
 
@@ -121,7 +144,7 @@ class Overloaded(TidegateError):
 
 
 class EngineClosed(TidegateError):
-    """The engine was closed."""
+    """The engine was closed, or, without a directory, has stopped because a step was interrupted halfway."""
 
 
 class QueryRefused(TidegateError):
@@ -138,6 +161,10 @@ class QueryFailed(TidegateError):
 
 class DirectoryInUse(TidegateError):
     """Another process has the directory open. Facts: ``path``."""
+
+
+class WrongProcess(TidegateError):
+    """Used in a fork of the process that made it: an engine, or what belongs to one. Facts: ``kind``, ``process`` or ``path``."""
 
 
 class SinkError(TidegateError):
@@ -171,19 +198,23 @@ class DiskFull(LogError):
 
 
 class LogFailed(LogError):
-    """The log could not be written or synced; the engine has stopped."""
+    """The log could not be written or synced, or what it says was done by half; the engine has stopped."""
 
 
 class LogDamaged(LogError):
-    """A record that was acknowledged can't be read. Facts: ``file``, ``offset``, ``lsn``."""
+    """A record that was acknowledged can't be read, or a part of the log is missing. Facts: ``file``, ``offset``, ``lsn``."""
 
 
 class BaseDamaged(LogError):
     """The DuckDB base can't be read. Handled by rebuilding it."""
 
 
+class MergeFailed(LogError):
+    """Changes could not be merged into the base; they are safe in the log, and merged later. Facts: ``path``."""
+
+
 class RecoveryRefused(LogError):
-    """What is on disk does not fit this app. Facts: ``changed`` or ``table`` where they apply."""
+    """What is on disk does not fit this app, or not together. Facts: ``changed``, ``table`` or ``file`` where they apply."""
 
 
 class ServerError(TidegateError):

@@ -7,26 +7,26 @@
 time 10s slide 1s on ts by patient
 """
 
-from tidegate.streams.windows.aggregates import Aggregate
-from tidegate.streams.windows.aggregates import Count as count
-from tidegate.streams.windows.aggregates import Distinct as distinct
-from tidegate.streams.windows.aggregates import First as first
-from tidegate.streams.windows.aggregates import Last as last
-from tidegate.streams.windows.aggregates import Max as max
-from tidegate.streams.windows.aggregates import Mean as mean
-from tidegate.streams.windows.aggregates import Min as min
-from tidegate.streams.windows.aggregates import MostCommon as most_common
-from tidegate.streams.windows.aggregates import Quantile as quantile
-from tidegate.streams.windows.aggregates import Stddev as stddev
-from tidegate.streams.windows.aggregates import Sum as sum
-from tidegate.streams.windows.aggregates import TopK as top_k
-from tidegate.streams.windows.aggregates import Variance as variance
-from tidegate.streams.windows.functions import Decomposed as decomposed
-from tidegate.streams.windows.functions import Extent
-from tidegate.streams.windows.functions import Incremental as incremental
-from tidegate.streams.windows.functions import Whole as whole
-from tidegate.streams.windows.patterns import KeyFarm, PaneFarm, Sequential, WindowFarm, WindowMapReduce
-from tidegate.streams.windows.plan import Plan
+from tidegate.streams.windows.declare.aggregates import Aggregate
+from tidegate.streams.windows.declare.aggregates import Count as count
+from tidegate.streams.windows.declare.aggregates import Distinct as distinct
+from tidegate.streams.windows.declare.aggregates import First as first
+from tidegate.streams.windows.declare.aggregates import Last as last
+from tidegate.streams.windows.declare.aggregates import Max as max
+from tidegate.streams.windows.declare.aggregates import Mean as mean
+from tidegate.streams.windows.declare.aggregates import Min as min
+from tidegate.streams.windows.declare.aggregates import MostCommon as most_common
+from tidegate.streams.windows.declare.aggregates import Quantile as quantile
+from tidegate.streams.windows.declare.aggregates import Stddev as stddev
+from tidegate.streams.windows.declare.aggregates import Sum as sum
+from tidegate.streams.windows.declare.aggregates import TopK as top_k
+from tidegate.streams.windows.declare.aggregates import Variance as variance
+from tidegate.streams.windows.declare.functions import Decomposed as decomposed
+from tidegate.streams.windows.declare.functions import Extent
+from tidegate.streams.windows.declare.functions import Incremental as incremental
+from tidegate.streams.windows.declare.functions import Whole as whole
+from tidegate.streams.windows.declare.patterns import KeyFarm, PaneFarm, Sequential, WindowFarm, WindowMapReduce
+from tidegate.streams.windows.evaluate.plan import Plan
 
 __all__ = [
     "Aggregate",

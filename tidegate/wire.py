@@ -9,10 +9,15 @@ DATE, TIME, UUID       their usual text
 INTERVAL               ISO 8601 duration: ``"P1DT2S"``             a number of seconds
 BLOB                   base64 text
 FLOAT, DOUBLE          a number; ``"NaN"``, ``"Infinity"``, …
+TINYINT … UBIGINT      a number; by a server (:func:`speak`) text     text: ``"9007199254740993"``
+                       beyond ±(2⁵³ − 1)
 T[]                    a list
 =====================  ==========================================  =======================================
 
 What can't be read is left as it is: the border then refuses it, naming stream, column and value.
+
+Browsers, and many others who read JSON, take every number for a double, and round those that no double can hold. A key that
+was rounded is somebody else's key. So no server sends them such a number.
 """
 
 from __future__ import annotations
@@ -20,34 +25,60 @@ from __future__ import annotations
 import base64
 import datetime as dt
 import math
+import re
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
+from operator import itemgetter
 from typing import Any
 
 import msgspec
 
+from tidegate.storage.codec import to_json
 from tidegate.storage.schema import Column, Relation, Row
 from tidegate.storage.types import ColumnType, column_type
 from tidegate.streams.batch import Batch
 
+EXACT = 2**53 - 1  # integers up to here are the same number to everyone who reads JSON
 _SPECIAL = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_INTEGER = re.compile(r"-?(0|[1-9][0-9]{0,19})", re.ASCII)
+_DIGITS = bytes(ord("0") if chr(byte).isdigit() and byte < 128 else byte for byte in range(256))
+_LONG = b"0" * len(str(EXACT))
+_LEAVES = {str, float, bool, type(None)}
 
 
 class RowWire:
-    """Rows of one relation as JSON values, and back."""
+    """Rows of one relation as JSON values, and back. ``spelt``: text is taken for an integer, too."""
 
-    def __init__(self, relation: Relation) -> None:
+    def __init__(self, relation: Relation, spelt: bool = True) -> None:
         self.relation = relation
         self._names = relation.column_names
-        self._readers = [(i, c.name, _reader(c.type)) for i, c in enumerate(relation.columns) if not _native(c.type)]
+        self._readers = [
+            (i, c.name, _reader(c.type))
+            for i, c in enumerate(relation.columns)
+            if not _native(c.type) and (spelt or _innermost(c.type).family != "integer")
+        ]
+        whole = [(i, c.name) for i, c in enumerate(relation.columns) if c.type.family == "integer" and spelt]
+        self._only_integers = len(whole) == len(self._readers)
+        if whole:
+            self._by_place = itemgetter(*(i for i, _ in whole), whole[0][0])  # one more: with one it gives no tuple
+            self._by_name = itemgetter(*(name for _, name in whole), whole[0][1])
         self._floats = any(_innermost(c.type).family == "float" for c in relation.columns)
 
     def read(self, rows: Iterable[Any]) -> list[Any]:
         """Rows as they came out of JSON, with values of the right Python types, ready for the border."""
         if not self._readers:
             return list(rows)
+        if self._only_integers:
+            return [row if self._as_numbers(row) else self._read_row(row) for row in rows]
         return [self._read_row(row) for row in rows]
+
+    def _as_numbers(self, row: Any) -> bool:
+        """Is no integer of this row text? The usual case, so it costs next to nothing."""
+        try:
+            return str not in map(type, self._by_name(row) if type(row) is dict else self._by_place(row))
+        except (LookupError, TypeError):
+            return False
 
     def _read_row(self, row: Any) -> Any:
         if isinstance(row, Mapping):
@@ -64,10 +95,9 @@ class RowWire:
             return listed
         return row
 
-    def read_stored(self, rows: Iterable[Mapping[str, Any]]) -> list[Row]:
+    def read_stored(self, rows: Iterable[Mapping[str, Any]]) -> tuple[Row, ...]:
         """Rows as :meth:`write` wrote them, as named tuples of stored values."""
-        conform = self.relation.conform
-        return [conform(row) for row in self.read(rows)]
+        return self.relation.conform_all(self.read(rows))
 
     def write(self, rows: Iterable[Sequence[Any]]) -> list[dict[str, Any]]:
         """Stored rows as objects that :func:`encode` can write."""
@@ -82,13 +112,53 @@ def encode(value: Any) -> bytes:
     return msgspec.json.encode(value, enc_hook=_other)
 
 
+def speak(value: Any) -> bytes:
+    """JSON text as a server sends it: as :func:`encode`, but integers that are not the same to every reader are text.
+
+    >>> speak({"batch_id": 7, "key": 2**53 + 1})
+    b'{"batch_id":7,"key":"9007199254740993"}'
+    """
+    data = encode(value)
+    if _LONG not in data.translate(_DIGITS):  # nearly always: no number is that long
+        return data
+    return msgspec.json.encode(_spelt(msgspec.to_builtins(value, enc_hook=_other, str_keys=True), str))
+
+
+def tagged(value: Any) -> Any:
+    """A value as :func:`tidegate.storage.codec.to_json` writes it, for a reader of any kind: ``{"integer": "9007…"}``."""
+    return _spelt(to_json(value), lambda number: {"integer": str(number)})
+
+
+def _spelt(value: Any, spell: Callable[[int], Any]) -> Any:
+    """JSON with ``spell(number)`` in the place of every integer beyond ``EXACT``."""
+    if type(value) is int:
+        return value if -EXACT <= value <= EXACT else spell(value)
+    if isinstance(value, (list, tuple)):
+        kinds = set(map(type, value))
+        if kinds <= _LEAVES or (kinds == {int} and min(value) >= -EXACT and max(value) <= EXACT):
+            return value
+        return [_spelt(item, spell) for item in value]
+    if isinstance(value, dict):
+        return {key: _spelt(item, spell) for key, item in value.items()}
+    return value
+
+
 def finite(value: Any) -> Any:
     """Numbers that JSON does not have, as text."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, (tuple, list)):
+        if set(map(type, value)) <= {int, str, bool, type(None)}:
+            return list(value)
         return [finite(item) for item in value]
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
     return value
+
+
+def whole(value: Any) -> Any:
+    """An integer that came as text, as an integer; anything else as it is."""
+    return int(value) if type(value) is str and _INTEGER.fullmatch(value) else value
 
 
 def describe_relation(relation: Relation) -> list[dict[str, Any]]:
@@ -123,7 +193,7 @@ def _native(kind: ColumnType) -> bool:
     if kind.family == "list":
         assert kind.element is not None
         return _native(kind.element)
-    return kind.family in {"integer", "text", "boolean", "json"}
+    return kind.family in {"text", "boolean", "json"}
 
 
 def _innermost(kind: ColumnType) -> ColumnType:
@@ -165,6 +235,7 @@ def _interval(value: Any) -> Any:
 
 
 _CONVERT: dict[str, Callable[[Any], Any]] = {
+    "integer": whole,
     "decimal": _decimal,
     "float": lambda value: _SPECIAL[value] if isinstance(value, str) else value,
     "timestamp": dt.datetime.fromisoformat,

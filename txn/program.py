@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from tidegate.dataflows.app import App
 from tidegate.dataflows.definitions import Procedure, TableAccess
 from tidegate.dataflows.graph import Graph, Unit
-from tidegate.errors import DataError
-from tidegate.storage.access import Access
+from tidegate.errors import AccessError, DataError
 from tidegate.storage.database import Database
+from tidegate.storage.readers import CommittedReader, PartitionReader, Reader
 from tidegate.storage.schema import Relation
-from tidegate.storage.statements import Statement
+from tidegate.storage.sql.statements import Statement
 from tidegate.streams.windows import WindowState
-from tidegate.streams.windows.ahead import LookAhead
-from tidegate.streams.windows.backends import REFERENCE, Evaluation
-from tidegate.streams.windows.declared import Declared, open_window, window_relation
-from tidegate.streams.windows.plan import Plan
+from tidegate.streams.windows.declare.declared import Declared, open_window, window_relation
+from tidegate.streams.windows.evaluate.ahead import LookAhead
+from tidegate.streams.windows.evaluate.backends import REFERENCE, Evaluation
+from tidegate.streams.windows.evaluate.plan import Plan
+from tidegate.txn.watchdog import user_code
 
 
 class Program:
@@ -33,6 +34,7 @@ class Program:
     ) -> None:
         self.procedure = procedure
         self.name = procedure.name
+        self.ended: Any = Ended(self)
         self.function: Callable[..., Any] = procedure.function
         self.inputs = {name: app.streams[name].relation for name in procedure.inputs}
         self.either = procedure.either
@@ -124,6 +126,50 @@ class Program:
         return found
 
 
+class Ended:
+    """What a transaction has for its program once its procedure is over: the name, and nothing to work with.
+
+    So that a ``txn`` that was kept somewhere can't write into what has committed, and no call pays for a check.
+    """
+
+    __slots__ = ("access", "ended", "name", "procedure")
+
+    def __init__(self, program: Program) -> None:
+        self.name = program.name
+        self.procedure = program.procedure
+        self.access = _NoAccess(program.name)
+        self.ended = self
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise over(self.name)
+
+
+class _NoAccess:
+    """The tables of an ended transaction: whatever is asked of them is refused."""
+
+    __slots__ = ("_name",)
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def get(self, table: str) -> NoReturn:
+        raise over(self._name)
+
+    def __getitem__(self, table: str) -> NoReturn:
+        raise over(self._name)
+
+    def keys(self) -> NoReturn:
+        raise over(self._name)
+
+
+def over(procedure: str) -> AccessError:
+    return AccessError(
+        f"procedure {procedure} has ended, and something still uses its txn: a thread, a generator or a callback that kept it. "
+        f"Read and write before the procedure returns; afterwards push to a border stream, or ask engine.query",
+        procedure=procedure,
+    )
+
+
 class UnitProgram:
     """A unit of atomicity bound to one engine: its members' programs in rank order.
 
@@ -140,8 +186,16 @@ class UnitProgram:
         self.plain = all(member.plain_input is not None and not member.prepares for member in self.members)
         self.by_key = tuple(dict.fromkeys(table for program in self.members for table in program.by_key))
         self.deadline_s = min((m.deadline_s for m in unit.members if m.deadline_s is not None), default=None)
-        self.committed = any(access.committed for program in self.members for access in program.access.values())
+        if self.deadline_s is not None:
+            for member in self.members:
+                member.function = user_code(member.function)
+        self.committed = any(
+            isinstance(reader, CommittedReader) for program in self.members for reader in program.access.values()
+        )
 
 
-def bind_access(access: TableAccess, database: Database) -> Access:
-    return Access(database.tables[access.table], access.write, access.by_key, access.committed)
+def bind_access(access: TableAccess, database: Database) -> Reader:
+    table = database.tables[access.table]
+    if access.committed:
+        return CommittedReader(table)
+    return (PartitionReader if access.by_key else Reader)(table, access.write)

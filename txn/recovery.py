@@ -28,11 +28,12 @@ from tidegate.storage.codec import RowCodec, from_json
 from tidegate.streams.batch import Batch
 from tidegate.streams.border import Border
 from tidegate.txn.execution import State
-from tidegate.txn.executors import Executor, SerialExecutor, inline_transaction
+from tidegate.txn.executors.serial import SerialExecutor, inline_transaction
 from tidegate.txn.log.record import Any_, Called, Delivered, Executed, Fed, Pushed, Resumed, Subscribed, from_us, to_us
-from tidegate.txn.outcomes import Repeats, Report, Unlogged, differs
+from tidegate.txn.outcome import COMMITTED, Outcome
 from tidegate.txn.positions import Position, describe, position, sequence_of
 from tidegate.txn.program import UnitProgram
+from tidegate.txn.repeating import Repeats, Report, Unlogged, differs
 from tidegate.txn.runtime import Runtime
 from tidegate.txn.scheduler import Scheduler
 from tidegate.txn.teller import Teller
@@ -42,7 +43,7 @@ from tidegate.txn.transaction import Transaction
 SCHEDULED = ("halted", "failed")  # outcomes that only the scheduler's path deals with
 REPEATED = ("committed", "aborted")  # outcomes of running a procedure again, in mode strong
 
-Parts = list[tuple[Any, list[Any]]]
+Parts = list[tuple[Any, tuple[Any, ...]]]
 
 
 class Recovering(Protocol):
@@ -69,7 +70,7 @@ class Recovering(Protocol):
         """Accept them one by one, under the same numbers."""
         ...
 
-    def rerun_parts(self, units: list[UnitProgram], record: Fed, parts: Parts) -> None:
+    def rerun_parts(self, record: Fed, parts: Parts) -> None:
         """Accept and run them one after another, by the same steps as when they were fed."""
         ...
 
@@ -189,8 +190,8 @@ class Replay:
             return
         parts = self._engine.parts(record)
         if self._runs_at_one_go(record.sequence + len(parts) - 1):
-            self._engine.rerun_parts(units, record, parts)
-            self._sequence = self._engine.sequence
+            self._engine.rerun_parts(record, parts)
+            self._sequence = record.sequence + len(parts) - 1
             self._batches += len(parts)
             self._check_repeated()
         else:
@@ -253,12 +254,12 @@ class Replay:
         self._batches += 1
         units = self._executor.inline_plan(batch.relation.name)
         if units is None or not self._scheduler.idle or (self._held and self._is_held(sequence, units)):
-            Executor.submit(self._executor, sequence, batch, time, self._ticket)
+            self._executor.admit(sequence, batch, time, self._ticket)
             self._run_ready()
         elif self._as_logged:
             self._repeat_inline(units, sequence, batch, time)
         else:
-            self._executor.run_inline(units, sequence, batch, time, None)
+            self._executor.place(sequence, [batch], time, None)
 
     def _call(self, record: Called) -> None:
         unit = self._engine.runtime.units[record.procedure]
@@ -269,16 +270,16 @@ class Replay:
         at, time = position(record.sequence, unit.rank), from_us(record.time_us)
         given = (record.sequence, unit, bound, partitions, time, self._ticket)
         if not self._scheduler.idle or at in self._held:
-            Executor.submit_call(self._executor, *given)
+            self._executor.admit_call(*given)
             self._run_ready()
         elif not self._as_logged:
-            self._executor.submit_call(*given)
+            self._executor.place_call(*given)
         elif self._ends_inline(at):
             txn = Transaction(self._executor.runtime, unit, at, None, None, time, {})
             txn.arguments, txn.partitions = bound, partitions
             self._end_inline(txn)
         else:
-            Executor.submit_call(self._executor, *given)
+            self._executor.admit_call(*given)
 
     def _is_held(self, sequence: int, units: list[UnitProgram]) -> bool:
         return any(position(sequence, unit.rank) in self._held for unit in units)
@@ -293,7 +294,7 @@ class Replay:
             txn = inline_transaction(runtime, unit, sequence, batch, streams, time)
             if txn is not None:
                 if not self._ends_inline(txn.position):
-                    self._executor.submit_begun(units[:place], sequence, batch, streams, time, self._ticket)
+                    self._executor.admit_begun(units[:place], sequence, batch, streams, time, self._ticket)
                     return
                 streams.update(self._end_inline(txn))
 
@@ -308,9 +309,9 @@ class Replay:
         self._advance()
         self._executions += 1
         outcome = self._repeat(txn, record)
-        if outcome is None:
+        if outcome is COMMITTED:
             return self._executor.commit(txn, keep_older=False)
-        self._executor.undone_inline(txn, outcome, None)
+        self._executor.undo(txn, outcome)
         return {}
 
     # ---- executions in the scheduler
@@ -343,13 +344,13 @@ class Replay:
     def _failures(self) -> str:
         return "; ".join(record.reason for record in self.unlogged.records)
 
-    def _repeat(self, txn: Transaction, record: Executed) -> Aborted | ProcedureFailed | None:
+    def _repeat(self, txn: Transaction, record: Executed) -> Outcome:
         """The outcome in the log; the transaction is run when that is what the log says."""
         if record.writes is None and record.outcome in ("committed", "aborted"):
             return self._run_again(txn, record)
         if record.outcome == "committed":
             self._put_effects(txn, record)
-            return None
+            return COMMITTED
         facts: dict[str, Any] = {"procedure": record.procedure, "position": record.position}
         txn.program = self._executor.runtime.programs.get(record.procedure, txn.unit.members[0])
         match record.outcome:
@@ -360,14 +361,12 @@ class Replay:
         policy = "dead_letter" if record.outcome == "dead_letter" else "halt"
         return ProcedureFailed(record.reason, attempts=0, on_failure=policy, parked=record.parked, **facts)
 
-    def _run_again(self, txn: Transaction, record: Executed) -> Aborted | None:
+    def _run_again(self, txn: Transaction, record: Executed) -> Outcome:
         """Strong mode: the procedure runs again, and must end as it did."""
         outcome = self._executor.runtime.attempt(txn)
-        if outcome is None and record.outcome == "committed":
-            return None
-        if isinstance(outcome, Aborted) and record.outcome == "aborted":
+        if outcome is COMMITTED if record.outcome == "committed" else isinstance(outcome, Aborted):
             return outcome
-        raise differs(txn, record, "committed" if outcome is None else f"ended with: {outcome}")
+        raise differs(txn, record, "committed" if outcome is COMMITTED else f"ended with: {outcome}")
 
     def _put_effects(self, txn: Any, record: Executed) -> None:
         codecs = self._engine.codecs

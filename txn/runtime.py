@@ -16,17 +16,21 @@ from typing import TYPE_CHECKING, Any, Protocol
 from tidegate.dataflows.app import App
 from tidegate.dataflows.graph import Graph
 from tidegate.errors import Aborted, CorruptionError, DataError, ProcedureFailed, text_of
+from tidegate.mutex import Rank, outside_locks
+from tidegate.storage.base import let_signal_through
 from tidegate.storage.database import Database, Readers
 from tidegate.storage.schema import Key, Row
-from tidegate.storage.view import WriteSet
+from tidegate.storage.view import NOTHING, WriteSet
 from tidegate.streams.batch import Batch
 from tidegate.streams.emitted import Emitted
-from tidegate.streams.windows.ahead import Ahead
-from tidegate.streams.windows.backends import REFERENCE, Evaluation
+from tidegate.streams.windows.evaluate.ahead import Ahead
+from tidegate.streams.windows.evaluate.backends import REFERENCE, Evaluation
 from tidegate.txn.log.record import to_us
+from tidegate.txn.outcome import COMMITTED, PAUSED, Advanced, Outcome, Waits
 from tidegate.txn.positions import Position, describe
 from tidegate.txn.program import Program, UnitProgram
 from tidegate.txn.transaction import Transaction
+from tidegate.txn.watched import WatchedTransaction
 
 if TYPE_CHECKING:
     from tidegate.dataflows.graph import Unit
@@ -47,6 +51,7 @@ class Runtime:
         self.app = app
         self.graph = graph
         self.database = database
+        self.halfway = database.halfway
         self.programs = {p.name: Program(app, graph, p, database, evaluation) for p in app.procedures.values()}
         units: Iterable[Unit] = [*graph.units, *graph.oltp.values()]
         self.units = {unit.name: UnitProgram(unit, self.programs) for unit in units}
@@ -59,6 +64,7 @@ class Runtime:
         self.emitted = Emitted({name: graph.keyed[name] is not None for name in graph.producer_of} if durable else {})
         self._recorded = self.emitted.streams
         self.snapshots: Mapping[str, Callable[[Transaction], None]] = {}  # by the procedure that asks for one
+        self.attempt = outside_locks(self._attempt, Rank.TURN)
 
     def begin(
         self,
@@ -69,13 +75,13 @@ class Runtime:
         time: dt.datetime,
         inputs: dict[str, Batch],
     ) -> Transaction:
-        return Transaction(self, unit, position, batch_id, key, time, inputs)
+        kind = Transaction if unit.deadline_s is None else WatchedTransaction
+        return kind(self, unit, position, batch_id, key, time, inputs)
 
-    def advance(self, txn: Transaction, one_member: bool = False) -> str | None:
+    def advance(self, txn: Transaction, one_member: bool = False) -> Advanced:
         """Run the unit's members in rank order.
 
-        Returns None when all have run, the awaited stream the next member needs a batch from, or ``"…"`` when only one
-        member was asked for and more remain. A member whose input has no rows is passed over.
+        A member whose input has no rows is passed over.
         """
         if one_member or txn.cursor or not txn.unit.plain:
             return self._advance_slowly(txn, one_member)
@@ -88,15 +94,17 @@ class Runtime:
                     self._slide_own(txn, program, batch.rows)
                 function = program.function
                 function(txn, batch)
-        return None
+                if txn.more is not NOTHING:
+                    txn.seal()
+        return COMMITTED
 
-    def _advance_slowly(self, txn: Transaction, one_member: bool) -> str | None:
+    def _advance_slowly(self, txn: Transaction, one_member: bool) -> Advanced:
         """``advance`` where a member may wait, has several inputs or none, or sets off EE triggers; or one at a time."""
         members = txn.unit.members
         while txn.cursor < len(members):
             program = members[txn.cursor]
             batches = self._inputs_of(txn, program)
-            if isinstance(batches, str):
+            if isinstance(batches, Waits):
                 return batches
             txn.cursor += 1
             if batches is None:
@@ -111,12 +119,14 @@ class Runtime:
             else:
                 arguments, named = txn.arguments
                 txn.result = program.function(txn, *arguments, **named)
+            if txn.more is not NOTHING:
+                txn.seal()
             if one_member and txn.cursor < len(members):
-                return "…"
-        return None
+                return PAUSED
+        return COMMITTED
 
-    def _inputs_of(self, txn: Transaction, program: Program) -> list[Batch] | str | None:
-        """The member's batches; None when one has no rows; the stream's name when one is still awaited.
+    def _inputs_of(self, txn: Transaction, program: Program) -> list[Batch] | Waits | None:
+        """The member's batches; None when one has no rows.
 
         An either-procedure gets an empty batch for an input that has none.
         """
@@ -133,7 +143,7 @@ class Runtime:
                 awaited = name
             else:
                 return None
-        return batches if awaited is None else awaited
+        return batches if awaited is None else Waits(awaited)
 
     def _prepare(self, txn: Transaction, program: Program, batches: Sequence[Batch]) -> None:
         """Slide the windows and run the EE triggers that the arrival of the batches sets off."""
@@ -141,7 +151,7 @@ class Runtime:
             for batch in batches:
                 name = batch.relation.name
                 if name in program.stream_triggers and name in txn.streams:
-                    txn.fire(program.stream_triggers[name], name, batch.relation, list(batch.rows))
+                    txn.fire(program.stream_triggers[name], name, batch.relation, batch.rows)
         self._slide(txn, program, batches)
         for window_name, statements in program.window_triggers.items():
             slide = txn.slides[program.name, window_name]
@@ -174,7 +184,7 @@ class Runtime:
                 state = program.window(window_name, txn.key)
             txn.slides[place] = state.slide(rows, now_us)
 
-    def put_effects(self, txn: Transaction, writes: WriteSet, emitted: dict[str, list[Row]]) -> None:
+    def put_effects(self, txn: Transaction, writes: WriteSet, emitted: dict[str, tuple[Row, ...]]) -> None:
         """Make the transaction as if its procedures had run with these effects: windows slide, no user code is called."""
         txn.writes = writes
         for program in txn.unit.members:
@@ -186,7 +196,7 @@ class Runtime:
                     if stream in emitted:
                         txn.put_out(stream, program.outputs[stream], emitted[stream])
 
-    def attempt(self, txn: Transaction) -> str | Aborted | ProcedureFailed | None:
+    def _attempt(self, txn: Transaction) -> Outcome:
         """``advance``, with retries: returns what it returns, or the error that ended the transaction.
 
         A row that a constraint or type refused is an abort: running the same procedure on the same data again would end
@@ -205,12 +215,17 @@ class Runtime:
                 except CorruptionError as error:  # never retried, never put aside
                     return _failed(txn, error, "halt")
                 except Exception as error:
+                    let_signal_through(error)
+                    if not hasattr(txn, "program"):  # it came before the first procedure did
+                        txn.program = txn.unit.members[0]
                     txn.attempts += 1
                     if txn.attempts > txn.program.procedure.retries:
                         return _failed(txn, error, txn.program.procedure.on_failure)
                     txn.restart()
         finally:
-            del self.running[thread]
+            self.running.pop(thread, None)
+            txn.program = ended = txn.program.ended
+            txn.access = ended.access
 
     def commit(self, txn: Transaction, keep_older: bool, readers: Readers | None = None) -> dict[str, Batch]:
         """Make everything the transaction did visible; returns the batches it emitted."""

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
+from tidegate.mutex import Rank, mutex
+
 if TYPE_CHECKING:
     from tidegate.txn.ticket import Ticket
 
@@ -28,7 +30,7 @@ class Teller:
     def __init__(self, wait: Callable[[Ticket, float | None], None]) -> None:
         self.wait = wait
         self.listened = False  # has somebody asked to hear of a ticket, since this was last looked at?
-        self._guard = threading.Lock()
+        self._guard = mutex(Rank.LEAF)
         self._caller: _Caller | None = None  # under the guard: one who is there takes what is put
 
     def call(self, callback: Callable[[Ticket], None], ticket: Ticket) -> None:
@@ -58,10 +60,10 @@ class Teller:
     def _put(self, call: Callable[[], None]) -> None:
         with self._guard:
             if self._caller is None:
-                self._caller = _Caller(self._leave)
+                self._caller = _Caller(self)
             self._caller.calls.put(call)
 
-    def _leave(self, caller: _Caller) -> bool:
+    def leave(self, caller: _Caller) -> bool:
         """It has had nothing to do for a while: may it go?"""
         with self._guard:
             if not caller.calls.empty():
@@ -74,9 +76,9 @@ class Teller:
 class _Caller:
     """A thread, and what it is to call."""
 
-    def __init__(self, leave: Callable[[_Caller], bool]) -> None:
+    def __init__(self, teller: Teller) -> None:
         self.calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._leave = leave
+        self._teller = teller
         self.thread = threading.Thread(target=self._run, name="tidegate-teller", daemon=True)
         self.thread.start()
 
@@ -85,12 +87,12 @@ class _Caller:
             try:
                 call = self.calls.get(timeout=IDLE_S)
             except Empty:
-                if self._leave(self):
+                if self._teller.leave(self):
                     return
                 continue
             if call is None:
                 return
             try:
                 call()
-            except Exception:
+            except BaseException:  # sys.exit() as well: it would end this thread
                 log.exception("a callback of a ticket failed; the engine goes on without it")

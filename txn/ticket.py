@@ -18,11 +18,24 @@ log = logging.getLogger("tidegate")
 _registering = threading.Lock()  # one for all: few tickets are waited for, and the others never take it
 
 
+class Original(msgspec.Struct, frozen=True):
+    """What became of a batch that was accepted before and is pushed again.
+
+    ``state``: done, waiting, aborted, dead_letter or halted, and ``reason`` why; unknown where that is not kept (any more).
+    """
+
+    batch_id: int | None
+    key: Any
+    state: str
+    reason: str | None = None
+
+
 class Ticket(msgspec.Struct, eq=False):
     """A push or a call on its way. ``done`` when every execution it caused has finished.
 
     ``result()`` waits and returns what a called procedure returned (None for a push), or raises what undid it.
-    ``await ticket`` does the same in asyncio. ``duplicate`` says that a push was a repeat and changed nothing.
+    ``await ticket`` does the same in asyncio. ``duplicate`` says that a push was a repeat and changed nothing, ``original``
+    what became of what it repeats.
 
     One object each, with nothing of its own that the garbage collector would have to look at: clients that do not wait
     keep many of them. (A ``Struct`` because its constructor is not Python.)
@@ -38,6 +51,12 @@ class Ticket(msgspec.Struct, eq=False):
     pending: int = 0
     stopped: bool = False  # it can't go on for now, for the reason in ``error``
     value: Any = None
+    look: Callable[[], list[Original]] | None = None
+
+    @property
+    def original(self) -> list[Original]:
+        """What has become, as far as is known now, of the batches that were accepted before; none for a push that was new."""
+        return [] if self.look is None else self.look()
 
     @property
     def batch_ids(self) -> list[int]:
@@ -103,7 +122,7 @@ class Ticket(msgspec.Struct, eq=False):
             for listener in listeners or ():
                 try:
                     listener(self)
-                except Exception:  # an event loop that has been closed, for example
+                except BaseException:  # an event loop that has been closed, for example
                     log.warning("nobody hears that %s: the one who waited for it is gone", self, exc_info=True)
         if self._event is not None:
             self._event.set()

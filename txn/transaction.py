@@ -13,12 +13,12 @@ from tidegate.errors import Aborted, AccessError, DataError, DeadlineExceeded, t
 from tidegate.storage.schema import Relation, Row
 from tidegate.storage.view import NOTHING, View
 from tidegate.streams.batch import Batch
-from tidegate.streams.windows.results import Slide
+from tidegate.streams.windows.state.results import Slide
 from tidegate.txn.positions import Position, describe
-from tidegate.txn.program import Program, UnitProgram
+from tidegate.txn.program import Ended, Program, UnitProgram, over
 
 if TYPE_CHECKING:
-    from tidegate.storage.statements import Rows
+    from tidegate.storage.sql.statements import Rows
     from tidegate.txn.runtime import Runtime
 
 
@@ -41,8 +41,8 @@ class Transaction(View):
         "batch_id",
         "cursor",
         "emitted",
-        "expired",
         "key",
+        "more",
         "program",
         "result",
         "runtime",
@@ -52,7 +52,7 @@ class Transaction(View):
         "unit",
     )
 
-    program: Program  # the procedure of the unit that is at work, or was last
+    program: Program  # the procedure of the unit that is at work; between and after them, that one's ``ended``
 
     def __init__(
         self,
@@ -67,6 +67,7 @@ class Transaction(View):
         self.runtime = runtime
         self.database = runtime.database
         self.unit = unit
+        self.program = unit.members[0]
         self.position = position
         self.batch_id = batch_id
         self.key = key
@@ -76,11 +77,11 @@ class Transaction(View):
         self.commit = runtime.database.commits if unit.committed else 0
         self.arguments: tuple[tuple[Any, ...], dict[str, Any]] = NO_ARGUMENTS
         self.attempts = 0
-        self.expired = False
         self.writes = {}
         self._indexed = NOTHING
         self.relations = NOTHING  # rows of streams and windows that an EE trigger is shown at the moment
         self.emitted: dict[str, Batch] = {}
+        self.more: Mapping[str, list[Row]] = NOTHING  # emitted after the first rows of a batch, see seal
         self.slides: dict[tuple[str, str], Slide] = {}
         self.cursor = 0
         self.result: Any = None
@@ -89,14 +90,13 @@ class Transaction(View):
     def restart(self) -> None:
         """Forget everything done so far: nothing of it was visible to anyone."""
         self.writes, self.emitted, self.slides, self.streams = {}, {}, {}, self.inputs
-        self._indexed = self.relations = NOTHING
+        self._indexed = self.relations = self.more = NOTHING
         self.cursor, self.result, self._random = 0, None, None
 
     @property
     def procedure(self) -> str:
         """The name of the procedure at work."""
-        program = getattr(self, "program", None)
-        return self.unit.members[0].name if program is None else program.name
+        return self.program.name
 
     @property
     def inputs(self) -> dict[str, Batch]:
@@ -133,15 +133,14 @@ class Transaction(View):
         if relation is None:
             raise self._no_output(stream)
         if type(rows) is list:
-            conform_all = relation.conform_all
-            new = conform_all(rows)
+            new = relation.conform_all(rows)
             if new and stream not in self.emitted and not self.program.stream_triggers:  # most often
                 self.emitted[stream] = self.streams[stream] = Batch(relation, self.batch_id, new, self.key)  # type: ignore[arg-type]
                 return
         elif rows is None:
-            new = [relation.conform(values)]
+            new = (relation.conform(values),)
         elif isinstance(rows, Mapping):
-            new = [relation.conform(rows)]
+            new = (relation.conform(rows),)
         elif isinstance(rows, str) or not isinstance(rows, Iterable):
             raise DataError(f"emit({stream!r}, …) takes a list of rows, got {rows!r}", relation=stream)
         else:
@@ -151,13 +150,24 @@ class Transaction(View):
         if triggers and new and stream in triggers:
             self.fire(triggers[stream], stream, relation, new)
 
-    def put_out(self, stream: str, relation: Relation, rows: list[Row]) -> None:
+    def put_out(self, stream: str, relation: Relation, rows: tuple[Row, ...]) -> None:
         """More rows of the batch on an output stream. With the first ones there is a batch, for its consumers to take."""
-        if stream in self.emitted:
-            self.emitted[stream].rows += rows  # type: ignore[operator]  # our own list
+        if stream in self.more:
+            self.more[stream].extend(rows)
+        elif stream in self.emitted:
+            self.more = {**self.more, stream: list(rows)}
         elif rows:
             assert self.batch_id is not None
             self.emitted[stream] = self.streams[stream] = Batch(relation, self.batch_id, rows, self.key)
+
+    def seal(self) -> None:
+        """Rows emitted since join their batches, which are tuples: all at once, so that emitting one by one stays linear."""
+        for stream, rows in self.more.items():
+            batch = self.emitted[stream]
+            self.emitted[stream] = self.streams[stream] = Batch(
+                batch.relation, batch.id, (*batch.rows, *rows), batch.key
+            )
+        self.more = NOTHING
 
     def _no_output(self, stream: str) -> AccessError:
         outputs = ", ".join(self.program.outputs) or "none"
@@ -169,8 +179,8 @@ class Transaction(View):
         )
 
     def window(self, name: str) -> Any:
-        """The procedure's window ``name`` with this batch slid in: a :class:`~tidegate.streams.windows.results.Slide`, or
-        for a plain window of tuples or batches a :class:`~tidegate.streams.windows.tuples.TupleSlide`.
+        """The procedure's window ``name`` with this batch slid in: a :class:`~tidegate.streams.windows.state.results.Slide`, or
+        for a plain window of tuples or batches a :class:`~tidegate.streams.windows.state.tuples.TupleSlide`.
         """
         slide = self.slides.get((self.program.name, name))
         if slide is None:
@@ -192,7 +202,7 @@ class Transaction(View):
         """
         return self.runtime.app.statement(statement, self.program.windows_of).run(self, named or parameters)
 
-    def fire(self, statements: Iterable[Any], name: str, relation: Any, rows: list[Row]) -> None:
+    def fire(self, statements: Iterable[Any], name: str, relation: Any, rows: Sequence[Row]) -> None:
         """Run EE triggers with ``rows`` as the relation ``name``."""
         before = self.relations
         self.relations = {**before, name: (relation, rows)}
@@ -208,6 +218,8 @@ class Transaction(View):
             if slide is not None:
                 return self.program.relations[name], slide.rows
             if name in self.program.outputs:
+                if name in self.more:
+                    self.seal()
                 return self.program.outputs[name], self.emitted[name].rows if name in self.emitted else ()
         return super().rows_of(name)
 
@@ -223,6 +235,8 @@ class Transaction(View):
 
     def abort(self, reason: str) -> NoReturn:
         """Undo everything this transaction (and its nested transaction) did. The batch counts as processed."""
+        if isinstance(self.program, Ended):
+            raise over(self.procedure)
         raise Aborted(
             f"{self.procedure} aborted at position {describe(self.position)}: {text_of(reason)}",
             procedure=self.procedure,

@@ -1,54 +1,153 @@
 """Aborting an execution that runs past its deadline.
 
-A watchdog thread raises Expired inside the thread that runs the procedure, at its next Python instruction, and
-interrupts the DuckDB query it may be in. Started only when some procedure declares ``deadline_s``.
+A thread of its own waits beside the execution. At the deadline it has Expired raised inside the thread that runs the procedure,
+at the next Python instruction, whatever that is. So it does so only while that thread is in code of the user: in the middle of
+ours it would leave a lock held, a DuckDB transaction open or a table half in memory, for whoever comes next. While the thread is
+in the engine, the DuckDB query it may be in is interrupted, and Expired is raised when the engine returns to the procedure::
+
+    the procedure        ───┐     ┌────────┐        ┌───   Expired may be raised at any instruction
+    the engine              └─────┘        └────────┘      Expired waits; queries are interrupted
+                          txn.get(…)    txn.execute(…)
+
+:func:`user_code` and :func:`engine_code` are the two crossings. A procedure without a deadline has none of this.
 """
 
 from __future__ import annotations
 
 import ctypes
 import threading
+from collections.abc import Callable, Iterator
+from functools import wraps
 from typing import Any
 
-from tidegate.txn.transaction import Transaction
+from tidegate.storage.database import Database
 
-
-class Watchdog:
-    """Watches at most one transaction per thread. ``watch`` and ``release`` bracket the user's code."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._timers: dict[int, threading.Timer] = {}
-
-    def watch(self, txn: Transaction, deadline_s: float) -> None:
-        thread = threading.get_ident()
-        cursor = txn.database.cursor()
-        timer = threading.Timer(deadline_s, self._expire, (thread, txn, cursor))
-        timer.daemon = True
-        with self._lock:
-            self._timers[thread] = timer
-        timer.start()
-
-    def release(self, txn: Transaction) -> None:
-        """The user's code has returned; an exception on its way to this thread is called back."""
-        thread = threading.get_ident()
-        with self._lock:
-            timer = self._timers.pop(thread, None)
-            if timer is not None:
-                timer.cancel()
-            elif txn.expired:
-                _raise_in(thread, None)
-
-    def _expire(self, thread: int, txn: Transaction, cursor: Any) -> None:
-        with self._lock:
-            if self._timers.pop(thread, None) is not None:
-                txn.expired = True
-                cursor.interrupt()
-                _raise_in(thread, Expired)
+POLL_S = 0.01  # a query that had not quite begun is not interrupted: so it is done again, for as long as one may run
+INSIST = 100  # polls after which Expired is raised again in a procedure that has swallowed it, or lost it
 
 
 class Expired(BaseException):
     """Raised inside a procedure at its deadline. Not an Exception, so that ``except Exception`` does not swallow it."""
+
+
+class Watch:
+    """The watch over one execution, made and released by the thread that runs it.
+
+    Expired is never raised from outside after ``enter`` or ``end``: what the procedure's end unwinds is safe from it. In code
+    of the user it is raised again every second: Python drops an exception that comes while a destructor or a callback of the
+    garbage collector runs. ``expired``: the deadline passed before it was released.
+    """
+
+    def __init__(self, database: Database, deadline_s: float) -> None:
+        self.expired = False
+        self.inside = True  # is the thread in the engine? Only that thread changes it
+        self._patience = 0  # polls until Expired is raised from outside (again)
+        self._database = database
+        self._session = database.session()
+        self._thread = threading.get_ident()
+        self._lock = (
+            threading.Lock()
+        )  # a plain one: Expired may be raised at any instruction of a lock written in Python
+        self._released = threading.Event()
+        self._deadline_s = deadline_s
+
+    def start(self) -> None:
+        threading.Thread(target=self._wait, name="tidegate-deadline", daemon=True).start()
+
+    def enter(self) -> None:
+        """The thread comes into the engine. Raises Expired instead when it is time; then nothing has changed."""
+        with self._lock:
+            if self.expired:
+                _raise_in(self._thread, None)  # the one on its way, if it is
+                raise Expired
+            self.inside = True
+
+    def leave(self) -> None:
+        """The thread goes (back) to code of the user."""
+        with self._lock:
+            self.inside = False
+            if self.expired:
+                self._patience = INSIST
+                raise Expired
+
+    def end(self) -> None:
+        """The procedure has ended. Raises Expired when it is time, and from then on nothing is raised from outside."""
+        try:
+            self._enter_for_good()
+        except Expired:  # came from outside just before
+            self._enter_for_good()
+            raise
+
+    def _enter_for_good(self) -> None:
+        with self._lock:
+            self.inside = True
+            if self.expired:
+                _raise_in(self._thread, None)
+                raise Expired
+
+    def release(self) -> None:
+        """The execution has come to its end, or to where it waits."""
+        with self._lock:
+            self._released.set()
+        if self.expired:
+            _raise_in(self._thread, None)
+            self._database.discard_session()  # an interrupted connection may fail the next query, too
+
+    def _wait(self) -> None:
+        wait_s = self._deadline_s
+        while not self._released.wait(wait_s):
+            self._expire()
+            wait_s = POLL_S
+
+    def _expire(self) -> None:
+        with self._lock:
+            if self._released.is_set():
+                return
+            self.expired = True
+            if self.inside:
+                self._session.cursor.interrupt()
+            elif self._patience:
+                self._patience -= 1
+            else:
+                self._patience = INSIST
+                _raise_in(self._thread, Expired)
+
+
+def user_code(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A procedure as the engine calls it: while it runs, the thread is in code of the user."""
+
+    @wraps(function)
+    def run(txn: Any, *arguments: Any, **named: Any) -> Any:
+        watch: Watch | None = txn.watch
+        if watch is None:
+            return function(txn, *arguments, **named)
+        try:
+            watch.leave()
+            return function(txn, *arguments, **named)
+        finally:
+            watch.end()
+
+    return run
+
+
+def engine_code(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of a transaction as a procedure calls it: while it runs, the thread is in the engine."""
+
+    @wraps(method)
+    def run(txn: Any, *arguments: Any, **named: Any) -> Any:
+        watch: Watch | None = txn.watch
+        if watch is None or watch.inside:  # not watched (a replay), or one method calls another
+            return method(txn, *arguments, **named)
+        arguments = tuple(
+            list(a) if isinstance(a, Iterator) else a for a in arguments
+        )  # a generator is the user's code
+        watch.enter()
+        try:
+            return method(txn, *arguments, **named)
+        finally:
+            watch.leave()
+
+    return run
 
 
 def _raise_in(thread: int, error: type[BaseException] | None) -> None:

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from tidegate.benchmarks.peers.contest import Missing
 from tidegate.benchmarks.windows import EVERY, SECONDS, SIZE, SLIDE, event_times, numpy_count, numpy_time
-from tidegate.streams.windows.columns import Array
+from tidegate.streams.windows.state.columns import Array
 
 Answer = tuple[Any, ...]  # windows, sum of means, sum of peaks
 START = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)

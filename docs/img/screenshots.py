@@ -19,7 +19,7 @@ from typing import Any
 from rich.console import Console
 
 import tidegate
-from tidegate.statusview import view
+from tidegate.cli.statusview import view
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1] / "tests"))
@@ -86,7 +86,7 @@ def main() -> None:
     target = Path(sys.argv[1]) if len(sys.argv) > 1 else HERE
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "shop.py").write_text(SHOP)
-        command = [sys.executable, "-c", "from tidegate.cli import main; main()", "serve", f"{folder}/shop.py:app"]
+        command = [sys.executable, "-c", "from tidegate.cli.main import main; main()", "serve", f"{folder}/shop.py:app"]
         server = subprocess.Popen(
             [*command, "--data", f"{folder}/data", "--port", "0", "--json"], stdout=subprocess.PIPE, text=True
         )

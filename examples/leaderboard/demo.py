@@ -9,7 +9,7 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
-from tidegate.engine import Engine
+from tidegate.engine.engine import Engine
 from tidegate.examples.leaderboard.app import leaderboard, start
 from tidegate.examples.leaderboard.reference import Contest, random_votes
 

@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from tidegate.engine import Engine
+from tidegate.engine.engine import Engine
 from tidegate.examples.mimic_alerts import report
 from tidegate.examples.mimic_alerts.app import hospital, start
 from tidegate.examples.mimic_alerts.backends import Where, choose_backend
@@ -117,7 +117,7 @@ def interruptible() -> Iterator[Callable[[], bool]]:
         yield asked.is_set
         return
 
-    def ask(number: int, frame: Any) -> None:
+    def ask(_number: int, _frame: Any) -> None:
         asked.set()
         signal.signal(signal.SIGINT, before)
 

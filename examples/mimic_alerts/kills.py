@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tidegate import crashpoints
-from tidegate.connectors.sql import SqlSink
-from tidegate.engine import Engine
+from tidegate.connectors.sql.sink import SqlSink
+from tidegate.engine.engine import Engine
 from tidegate.errors import BatchError, StillWaiting, TidegateError
 from tidegate.examples.mimic_alerts.app import hospital, start
 from tidegate.examples.mimic_alerts.backends import choose_backend

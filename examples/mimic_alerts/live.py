@@ -186,7 +186,7 @@ def make_page(player: Player) -> Starlette:
             return Response(f"there is no {name}", 404)
         return FileResponse(path, headers={"content-security-policy": POLICY, "cache-control": "no-cache"})
 
-    async def events(request: Request) -> Response:
+    async def events(_: Request) -> Response:
         async def stream() -> AsyncIterator[str]:
             seen, waves = player.hub.screen()
             yield f"event: ward\ndata: {json.dumps(player.state.ward())}\n\n"

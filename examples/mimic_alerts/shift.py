@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tidegate.engine import Engine
+from tidegate.engine.engine import Engine
 from tidegate.errors import BatchError
 from tidegate.examples.mimic_alerts.source import Source, Step
 

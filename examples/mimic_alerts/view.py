@@ -34,15 +34,17 @@ class State:
         }
 
     def look(self) -> dict[str, Any]:
-        """What holds now, of one moment: a decision must not be seen in the list of medications before its outcome is."""
+        """What holds now. The medications are read first: what is in them has its outcome in what is collected after it, and a
+        question that is open after it had no answer then.
+        """
         engine = self._shift.engine
+        events = list(engine.query("SELECT * FROM med_events ORDER BY given_at DESC, patient, number DESC"))
+        waits = engine.query(
+            """SELECT DISTINCT unit, table_name, partition AS patient, held_by, waits_behind, position
+               FROM tidegate.locks WHERE held_by IS NOT NULL ORDER BY position LIMIT 60"""
+        ).rows
+        self._shift.collect()
         with engine.lock:
-            self._shift.collect()
-            events = list(engine.query("SELECT * FROM med_events ORDER BY given_at DESC, patient, number DESC"))
-            waits = engine.query(
-                """SELECT DISTINCT unit, table_name, partition AS patient, held_by, waits_behind, position
-                   FROM tidegate.locks WHERE held_by IS NOT NULL ORDER BY position LIMIT 60"""
-            ).rows
             questions = [self._question(question) for question in engine.questions()]
             commits = dict(engine.journal.commits)
             unfinished = len(engine.scheduler.live)
@@ -124,6 +126,7 @@ class State:
     def _question(self, question: Any) -> dict[str, Any]:
         advice = next(batch[0] for name, batch in question.batches.items() if name.endswith("recommendations"))
         return {
+            "question": question.id,
             "stream": question.stream,
             "patient": question.key,
             "batch_id": question.batch_id,

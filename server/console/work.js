@@ -3,6 +3,7 @@
 import { post } from "./api.js";
 import { byId, clock, make, put, seconds, table } from "./show.js";
 
+const WHOLE = /INT$|INTEGER$/; // types of integers
 const cards = new Map(); // question -> its card, kept so that what someone is typing stays
 
 function field(column) {
@@ -13,15 +14,18 @@ function field(column) {
       make("option", { value: "true" }, "yes"), make("option", { value: "false" }, "no"));
     return make("label", {}, column.name, choice);
   }
-  const whole = /INT$|INTEGER$/.test(column.type);
-  const kind = whole || /DOUBLE|FLOAT|DECIMAL/.test(column.type) ? "number" : "text";
-  return make("label", {}, column.name, make("input", { ...name, type: kind, step: whole ? "1" : "any" }));
+  if (WHOLE.test(column.type)) {
+    // text all the way: a number of this page would round what is beyond 2^53
+    return make("label", {}, column.name, make("input", { ...name, type: "text", inputmode: "numeric", pattern: "-?[0-9]+" }));
+  }
+  const kind = /DOUBLE|FLOAT|DECIMAL/.test(column.type) ? "number" : "text";
+  return make("label", {}, column.name, make("input", { ...name, type: kind, step: "any" }));
 }
 
 function value(column, text) {
   if (text === "") return null;
   if (column.type === "BOOLEAN") return text === "true";
-  return /INT$|INTEGER$|DOUBLE|FLOAT/.test(column.type) ? Number(text) : text;
+  return /DOUBLE|FLOAT/.test(column.type) ? Number(text) : text;
 }
 
 function card(question, stream, refresh) {
@@ -34,7 +38,8 @@ function card(question, stream, refresh) {
     for (const column of columns) row[column.name] = value(column, form.elements[column.name].value);
     form.querySelector("button").disabled = true;
     try {
-      await post(`/v1/questions/${encodeURIComponent(question.stream)}/${question.batch_id}`, row);
+      const path = `/v1/questions/${encodeURIComponent(question.stream)}/${question.batch_id}`;
+      await post(`${path}?question=${encodeURIComponent(question.question)}`, row);
       refresh();
     } catch (error) {
       problem.textContent = error.message;
@@ -49,7 +54,7 @@ function card(question, stream, refresh) {
 }
 
 export function showQuestions(questions, streams, refresh) {
-  const wanted = new Map(questions.map((question) => [JSON.stringify([question.stream, question.key, question.batch_id]), question]));
+  const wanted = new Map(questions.map((question) => [question.question, question]));
   for (const [name, element] of cards) {
     if (!wanted.has(name)) { element.remove(); cards.delete(name); }
   }

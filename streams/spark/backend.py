@@ -18,9 +18,9 @@ from tidegate.streams.spark.masters import slots_of
 from tidegate.streams.spark.reasons import reason_of
 from tidegate.streams.spark.session import Spark, shared_spark
 from tidegate.streams.spark.workers import workers_like_here
-from tidegate.streams.windows.local import HERE, LocalBackend, Way
-from tidegate.streams.windows.processes import Reply, packed, unpacked
-from tidegate.streams.windows.tasks import Outcome, Task, Work, carry_out
+from tidegate.streams.windows.evaluate.local import HERE, LocalBackend, Way
+from tidegate.streams.windows.evaluate.processes import Reply, packed, unpacked
+from tidegate.streams.windows.evaluate.tasks import Outcome, Task, Work, carry_out
 
 log = logging.getLogger("tidegate.windows")
 

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tidegate.streams.windows.columns import Columns
-from tidegate.streams.windows.functions import Extent
-from tidegate.streams.windows.processes import Reply, lay_out, packed, unpacked
-from tidegate.streams.windows.tasks import Operation, Task, Work
+from tidegate.streams.windows.declare.functions import Extent
+from tidegate.streams.windows.evaluate.processes import Reply, lay_out, packed, unpacked
+from tidegate.streams.windows.evaluate.tasks import Operation, Task, Work
+from tidegate.streams.windows.state.columns import Columns
 
 Place = tuple[str, int, str]  # form, offset in the file, numpy type
 

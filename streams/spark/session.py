@@ -187,7 +187,7 @@ class Spark:
 
         java = find_java()
         folder = Path(tempfile.mkdtemp(prefix="tidegate-spark-"))
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        atexit.register(_remove, folder, os.getpid())
         environment = {"PYTHONPATH": os.pathsep.join(import_path())} if self.settings.local else {}
         settings = self.settings.all(folder)
         gateway = start_gateway(java, folder, self.settings.memory, self.settings.quick, environment, settings)
@@ -249,6 +249,12 @@ def _check(given: Any, master: str | None) -> None:
             f"{master!r} is no master URL of Spark; it is local, local[2], local[*], spark://host:7077, yarn or k8s://…",
             master=master,
         )
+
+
+def _remove(folder: Path, owner: int) -> None:
+    """At the end of the process that made it; a forked child leaves it alone."""
+    if os.getpid() == owner:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def import_path() -> list[str]:

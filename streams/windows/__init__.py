@@ -5,11 +5,11 @@ from __future__ import annotations
 from math import gcd
 
 from tidegate.storage.schema import Relation
-from tidegate.streams.windows.checks import check_columns
-from tidegate.streams.windows.kinds import WindowSpec, window
-from tidegate.streams.windows.plan import Plan
-from tidegate.streams.windows.results import Results, WindowState
-from tidegate.streams.windows.tuples import TupleState
+from tidegate.streams.windows.declare.checks import check_columns
+from tidegate.streams.windows.declare.kinds import WindowSpec, window
+from tidegate.streams.windows.evaluate.plan import Plan
+from tidegate.streams.windows.state.results import Results, WindowState
+from tidegate.streams.windows.state.tuples import TupleState
 
 __all__ = ["WindowSpec", "WindowState", "open_state", "result_relation", "window"]
 
@@ -23,10 +23,10 @@ def open_state(spec: WindowSpec, relation: Relation, plan: Plan | None = None) -
     if spec.plain:
         return TupleState(spec, relation)
 
-    from tidegate.streams.windows.blocks import BlockState
-    from tidegate.streams.windows.pane_results import PaneResultState
-    from tidegate.streams.windows.panes import MERGED_DIRECTLY, PaneState
-    from tidegate.streams.windows.rows import RowState
+    from tidegate.streams.windows.state.blocks import BlockState
+    from tidegate.streams.windows.state.pane_results import PaneResultState
+    from tidegate.streams.windows.state.panes import MERGED_DIRECTLY, PaneState
+    from tidegate.streams.windows.state.rows import RowState
 
     if spec.compute is None:
         return RowState(spec, relation, None, None)

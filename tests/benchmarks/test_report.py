@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from tidegate.benchmarks.report import SECTIONS, write
-from tidegate.cli import bench
+from tidegate.cli.main import bench
 
 
 def test_every_section_is_a_command() -> None:

@@ -13,10 +13,10 @@ import pytest
 from banks import bank, told, work
 
 from tidegate import Batch, Engine
-from tidegate.changelog import changes_in_files, rebuild
-from tidegate.connectors.files import FileSink
+from tidegate.connectors.files.sink import FileSink
 from tidegate.errors import DeclarationError, TidegateError
-from tidegate.verify import verify
+from tidegate.offline.verify import verify
+from tidegate.outside.changelog import changes_in_files, rebuild
 
 Open = Callable[..., Engine]
 

@@ -16,7 +16,7 @@ from tidegate import App, Batch, Engine
 from tidegate.connectors.engine_sink import EngineSink
 from tidegate.dataflows.changelogs import COLUMNS
 from tidegate.errors import DeclarationError, SinkError
-from tidegate.verify import verify
+from tidegate.offline.verify import verify
 
 Open = Callable[..., Engine]
 

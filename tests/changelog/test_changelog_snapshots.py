@@ -13,10 +13,10 @@ import pytest
 from banks import bank, told, work
 
 from tidegate import App, Batch, Engine
-from tidegate.changelog import changes_in_files, rebuild
-from tidegate.connectors.files import FileSink
+from tidegate.connectors.files.sink import FileSink
+from tidegate.offline.verify import verify
+from tidegate.outside.changelog import changes_in_files, rebuild
 from tidegate.txn.log.record import Subscribed
-from tidegate.verify import verify
 
 Open = Callable[..., Engine]
 ACCOUNTS = "SELECT * FROM accounts ORDER BY branch, id"
@@ -179,9 +179,3 @@ def test_one_may_begin_with_the_next_change(open_engine: Open, tmp_path: Path) -
     ((change,),) = found.peek()
     assert change.before is not None
     assert json.loads(change.after)["text"] == "times 7"
-
-
-def test_a_checkpoint_from_before_there_were_snapshots(open_engine: Open, tmp_path: Path) -> None:
-    engine = open_engine(bank(), tmp_path / "db")
-    engine.outbox.restore([["old", "notes_changes", []], ["new", "notes_changes", [], False]])
-    assert {name: s.begun for name, s in engine.outbox.subscriptions.items()} == {"old": True, "new": False}

@@ -20,7 +20,7 @@ from tidegate.examples.mimic_alerts.demo import Options, interruptible, run_head
 
 
 def demo(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from tidegate.cli import main; main()", "demo", *arguments]
+    command = [sys.executable, "-c", "from tidegate.cli.main import main; main()", "demo", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 

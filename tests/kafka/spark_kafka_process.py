@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import tidegate
-from tidegate.connectors.spark import pipe
+from tidegate.connectors.spark.pipeline import pipe
 from tidegate.streams.spark.session import Spark, SparkSettings
 
 app = tidegate.App("meters")

@@ -16,12 +16,12 @@ from source_apps import keeping, kept, rejected
 
 from tidegate import App, Batch, Engine
 from tidegate.benchmarks.kafka_broker import KafkaBroker, read
-from tidegate.changelog import rebuild
-from tidegate.connectors.kafka_changes import changes_in_topic
-from tidegate.connectors.kafka_sink import KafkaSink
-from tidegate.connectors.kafka_source import KafkaSource
-from tidegate.connectors.values import AvroValues, JsonSchemaValues
+from tidegate.connectors.kafka.changes import changes_in_topic
+from tidegate.connectors.kafka.sink import KafkaSink
+from tidegate.connectors.kafka.source import KafkaSource
+from tidegate.connectors.shared.values import AvroValues, JsonSchemaValues
 from tidegate.errors import SinkError, SourceError
+from tidegate.outside.changelog import rebuild
 
 Open = Callable[..., Engine]
 COLUMNS = "id BIGINT NOT NULL, name VARCHAR"

@@ -16,9 +16,9 @@ from source_apps import keeping, kept
 
 from tidegate import Engine
 from tidegate.benchmarks.kafka_broker import KafkaBroker, read
-from tidegate.connectors.kafka_offsets import first_and_end
-from tidegate.connectors.kafka_sink import KafkaSink
-from tidegate.connectors.kafka_source import KafkaSource
+from tidegate.connectors.kafka.offsets import first_and_end
+from tidegate.connectors.kafka.sink import KafkaSink
+from tidegate.connectors.kafka.source import KafkaSource
 from tidegate.errors import SourceError
 
 Open = Callable[..., Engine]

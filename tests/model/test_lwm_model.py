@@ -13,9 +13,9 @@ from zlib import crc32
 import pytest
 
 from tidegate.dataflows.app import App
-from tidegate.simulation.run import world
 from tidegate.storage.versions import VersionedTable
 from tidegate.streams.batch import Batch
+from tidegate.testing.simulation.run import world
 from tidegate.txn.execution import Execution
 from tidegate.txn.locks import LowWaterMarks, TwoPhaseLocks
 from tidegate.txn.scheduler import Scheduler
@@ -94,7 +94,7 @@ class Pair:
         stream = self.rng.choice(list(self.caused_by))
         self.sequence += 1
         self.batch_ids[stream] += 1
-        batch = Batch(self.app.streams[stream].relation, self.batch_ids[stream], [(0, self.sequence)])
+        batch = Batch(self.app.streams[stream].relation, self.batch_ids[stream], ((0, self.sequence),))
         for execution in self.scheduler.admit(self.sequence, batch):
             access = execution.unit.access
             reads, writes = ({a.table for a in access if a.write is write} for write in (False, True))
@@ -127,7 +127,7 @@ class Pair:
         outputs = {}
         for name in execution.unit.outputs if emits and not aborted else ():
             outputs[name] = Batch(
-                self.app.streams[name].relation, execution.batch_id, [relation.row._make((0, number))]
+                self.app.streams[name].relation, execution.batch_id, (relation.row._make((0, number)),)
             )
         self.end(execution, set(outputs))
         self.scheduler.finish(execution, outputs)

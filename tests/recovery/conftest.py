@@ -39,6 +39,6 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[SimulatedFiles], None]:
     """``use(files)``: engines opened from now on have their log on these."""
 
     def on(files: SimulatedFiles) -> None:
-        monkeypatch.setattr("tidegate.directory.OsFiles", lambda path: files)
+        monkeypatch.setattr("tidegate.directory.layout.OsFiles", lambda path: files)
 
     return on

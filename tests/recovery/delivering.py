@@ -20,9 +20,9 @@ from pathlib import Path
 import tidegate
 from tidegate import App, Batch, Ticket, Transaction, crashpoints, partition
 from tidegate.connectors.engine_sink import EngineSink
-from tidegate.connectors.files import FileSink
-from tidegate.connectors.sql import SqlSink
-from tidegate.delivery import Delivery, Sink
+from tidegate.connectors.files.sink import FileSink
+from tidegate.connectors.sql.sink import SqlSink
+from tidegate.outside.delivery import Delivery, Sink
 
 SENSORS = 3
 PARTS = 3

@@ -2,10 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
 from tidegate import App, Batch, Engine, Transaction, window
 from tidegate.testing.workloads import ward
+from tidegate.txn.log.record import HEADER
+
+
+class Frame(NamedTuple):
+    """A frame of a log segment, as it lies on disk."""
+
+    offset: int
+    end: int
+    crc: int
+    data: bytes
+
+
+def frames(segment: bytes) -> list[Frame]:
+    """Every frame of a segment."""
+    found, offset = [], 0
+    while offset < len(segment):
+        size, crc = HEADER.unpack_from(segment, offset)
+        end = offset + HEADER.size + size
+        found.append(Frame(offset, end, crc, segment[offset:end]))
+        offset = end
+    return found
 
 
 def let_go(engine: Engine) -> None:
@@ -24,7 +46,7 @@ def let_go(engine: Engine) -> None:
     engine.database.close()
     if engine.directory is not None:
         engine.directory.close()
-    engine._closed = True
+    engine.closed = True
 
 
 def make_numbers(recovery: Any = "weak", extra: str = "") -> App:
@@ -66,6 +88,7 @@ def push(engine: Engine, first: int, last: int) -> None:
         engine.push("numbers", [(number,)], number).result()
 
 
+@cache
 def make_ward(recovery: Any) -> App:
     """A doctor decides about risky orders; vitals halt when the world is down."""
     return ward(recovery, deadline_s=600.0)

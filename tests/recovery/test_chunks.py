@@ -10,8 +10,8 @@ import pytest
 
 import tidegate
 from tidegate import App, Batch, Engine, Transaction
+from tidegate.engine.acceptance import Intake
 from tidegate.errors import CorruptionError, RecoveryRefused
-from tidegate.intake import Intake
 
 Kill = Callable[[Engine], None]
 SETTINGS: Any = {"merge_every_s": 3600.0}
@@ -55,13 +55,13 @@ def fed(mode: Any, path: Path, kill: Kill, moods: list[str]) -> None:
 def rerun(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many batches each chunk had that ran at one go."""
     found: list[int] = []
-    real = Intake.run_parts
+    real = Intake.place
 
-    def counting(self: Intake, inline: Any, border: Any, parts: Any, now: Any) -> None:
-        found.append(len(parts))
-        real(self, inline, border, parts, now)
+    def counting(self: Intake, first: int, batches: Any, now: Any, ticket: Any) -> None:
+        found.append(len(batches))
+        real(self, first, batches, now, ticket)
 
-    monkeypatch.setattr(Intake, "run_parts", counting)
+    monkeypatch.setattr(Intake, "place", counting)
     return found
 
 

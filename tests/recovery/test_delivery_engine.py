@@ -9,7 +9,7 @@ from delivering import make_app
 from delivery_kills import POINTS, SENSORS, Arrived, Tormentor
 
 import tidegate
-from tidegate.verify import verify
+from tidegate.offline.verify import verify
 
 
 def torment(tmp_path: Path, kills: int, recovery: str) -> None:

@@ -14,7 +14,7 @@ from ingestion_kills import POINTS, Tormentor
 from replication_slots import drop_slots
 
 from tidegate.benchmarks.peers.postgres_server import PostgresServer
-from tidegate.connectors.postgres_changes import PostgresChanges
+from tidegate.connectors.postgres.changes import PostgresChanges
 
 
 def files(tmp_path: Path) -> tuple[str, Callable[[int, int], None]]:

@@ -11,8 +11,8 @@ import pytest
 
 import tidegate
 from tidegate import App, Batch, Transaction, partition
+from tidegate.offline.verify import verify
 from tidegate.txn.log.record import HEADER
-from tidegate.verify import verify
 
 MODES = ["weak", "strong", "effects"]
 

@@ -100,7 +100,7 @@ def cycle(disk: Disk, place: Path, chance: random.Random, mode: str) -> int:
     noted.unlink(missing_ok=True)
     path = disk.mounted / "db"
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tidegate.crashtest", "pandas"])
+    context.set_forkserver_preload(["tidegate.testing.crashes", "pandas"])
     settings = (mode, chance.choice(("serial", "threads")), chance.choice(("group", "always")))
     child: Any = context.Process(target=work, args=(str(path), str(noted), *settings))
     child.start()

@@ -14,7 +14,7 @@ from recovering import make_numbers, push
 import tidegate
 from tidegate import Batch, Engine
 from tidegate.connectors.callback import CallbackSink
-from tidegate.connectors.sql import SqlSink
+from tidegate.connectors.sql.sink import SqlSink
 from tidegate.errors import Overloaded, SinkError, SinkRefused, TidegateError
 from tidegate.storage.schema import Relation
 

@@ -10,8 +10,8 @@ from recovering import make_numbers, push, seen
 from typer.testing import CliRunner
 
 import tidegate
-from tidegate.backup import restore
-from tidegate.cli import app
+from tidegate.cli.main import app
+from tidegate.directory.backup import restore
 from tidegate.errors import LogDamaged, TidegateError
 
 

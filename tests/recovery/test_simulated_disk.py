@@ -14,8 +14,8 @@ import pytest
 from recovering import let_go, make_numbers, seen
 
 import tidegate
-from tidegate import Engine
-from tidegate.durability import Opened
+from tidegate import App, Engine
+from tidegate.directory.log import Opened
 from tidegate.testing import PowerLoss, SimulatedFiles
 from tidegate.testing.disk import SimulatedFile
 from tidegate.txn.log.reader import LogReader
@@ -28,18 +28,23 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExc
 HEADER = Segment(FORMAT, "app", "weak", {"p": "0" * 16}, {})
 
 
-def opened(files: SimulatedFiles) -> Any:
+def opened(files: SimulatedFiles) -> Opened:
     return Opened(SimpleNamespace(files=files))  # type: ignore[arg-type]
 
 
+def going_on(files: SimulatedFiles) -> Segment:
+    """The header of the next segment."""
+    return opened(files).header(App("app"))
+
+
 def write_until_power_is_lost(
-    files: SimulatedFiles, start: int, chance: random.Random, log: list[Called], sync: Any
+    files: SimulatedFiles, header: Segment, chance: random.Random, log: list[Called], sync: Any
 ) -> int:
     """Append records to ``log`` and the files; returns how many of them were acknowledged."""
     acknowledged = len(log)
     writer: LogWriter | None = None
     try:
-        writer = LogWriter(files, start, HEADER, sync, 60.0, segment_bytes=chance.choice((200, 1_000)))
+        writer = LogWriter(files, header.begin, header, sync, 60.0, segment_bytes=chance.choice((200, 1_000)))
         while True:
             record = Called(len(log), 0, "p", ["x" * chance.randrange(120)], {})
             log.append(record)
@@ -54,9 +59,9 @@ def write_until_power_is_lost(
             stop(writer)
 
 
-def end_without_power_loss(files: SimulatedFiles, start: int, log: list[Called], clean: bool) -> None:
+def end_without_power_loss(files: SimulatedFiles, header: Segment, log: list[Called], clean: bool) -> None:
     """A process that closes its log, or is killed: what it wrote is there, but not all of it is on disk."""
-    writer = LogWriter(files, start, HEADER, "group", 60.0)
+    writer = LogWriter(files, header.begin, header, "group", 60.0)
     record = Called(len(log), 0, "p", [], {})
     log.append(record)
     writer.wait(writer.append(record))
@@ -67,14 +72,14 @@ def end_without_power_loss(files: SimulatedFiles, start: int, log: list[Called],
         writer.append(log[-1])
         with writer._syncing:
             writer._write(sync=False)
-            writer._file = Gone()
+            writer._tail = writer._tail._replace(file=Gone())
         stop(writer)
 
 
 class Gone:
     """The file of a process that is gone: its thread may still be here, but reaches nothing."""
 
-    def write(self, data: object) -> int:
+    def write(self, data: object, at: int) -> int:
         raise PowerLoss
 
     write_synced = write
@@ -99,10 +104,10 @@ def check_log(seed: int) -> int:
     sync = chance.choice(("group", "always"))
     for _ in range(3):
         if chance.random() < 0.5:
-            end_without_power_loss(files, opened(files).end, log, clean=chance.random() < 0.5)
-        start = opened(files).end
+            end_without_power_loss(files, going_on(files), log, clean=chance.random() < 0.5)
+        header = going_on(files)
         files.lose_power_at = files.operations + chance.randrange(1, 60)
-        acknowledged = write_until_power_is_lost(files, start, chance, log, sync)
+        acknowledged = write_until_power_is_lost(files, header, chance, log, sync)
         files = files.after_power_loss()
         found = [entry.record for entry in LogReader(files)]
         assert found == log[: len(found)], "what is read was written, in that order"
@@ -141,14 +146,14 @@ def test_a_record_that_comes_while_a_mark_finds_no_room_is_written_in_time(monke
     write = SimulatedFile.write
     came: list[int] = []
 
-    def full(file: SimulatedFile, data: Any) -> int:
+    def full(file: SimulatedFile, data: Any, at: int) -> int:
         if came:
-            return write(file, data)
+            return write(file, data, at)
         came.append(writer.append(Called(2, 0, "p", [], {})))
         raise OSError(errno.ENOSPC, "no space left")
 
     writer.wait(writer.append(Called(1, 0, "p", [], {})))  # its mark is written without trouble, or later
-    monkeypatch.setattr(SimulatedFile, "write_synced", lambda file, data: (write(file, data), file.sync())[0])
+    monkeypatch.setattr(SimulatedFile, "write_synced", lambda file, data, at: (write(file, data, at), file.sync())[0])
     monkeypatch.setattr(SimulatedFile, "write", full)
     writer.append(Called(3, 0, "p", [], {}))
     for _ in range(500):

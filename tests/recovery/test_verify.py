@@ -12,10 +12,10 @@ from recovering import let_go, make_numbers, push
 
 import tidegate
 from tidegate import App, Batch, Transaction
-from tidegate.backup import backup_directory
+from tidegate.directory.backup import backup_directory
 from tidegate.errors import LogDamaged, RecoveryRefused, TidegateError
-from tidegate.logview import entries
-from tidegate.verify import verify
+from tidegate.offline.logview import entries
+from tidegate.offline.verify import verify
 
 MODES = ("weak", "strong", "effects")
 

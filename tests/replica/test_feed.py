@@ -304,3 +304,10 @@ def test_a_replica_wakes_and_rests(monkeypatch: pytest.MonkeyPatch) -> None:
         assert said == [1, 2, "rest"]
 
     asyncio.run(live())
+
+
+def test_a_replica_may_take_its_time_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How long something may take to be sent says nothing about how long there may be silence."""
+    monkeypatch.setattr("tidegate.replica.supervisor.SEND_S", 0.05)
+    with tidegate.open(make_app()) as engine, ReplicaProcess(engine) as replica:
+        assert [batch.num_rows for batch in replica.query_sync("SELECT 1")[1]] == [1]

@@ -145,16 +145,6 @@ def test_slow_reader_is_cut_off(shop: Shop) -> None:
     assert shop.rows("SELECT 1") == [(1,)]
 
 
-def test_too_many_connections_are_told_so(shop: Shop) -> None:
-    held = [shop.connect() for _ in range(LIMITS.connections)]
-    try:
-        with pytest.raises(psycopg.OperationalError, match="too many connections, at most 8"):
-            shop.connect()
-    finally:
-        for connection in held:
-            connection.close()
-
-
 def test_who_does_not_log_in_keeps_nobody_out(shop: Shop) -> None:
     idle = [socket.create_connection((shop.host, shop.port)) for _ in range(300)]
     try:

@@ -66,7 +66,7 @@ class Server:
         return tidegate.connect(self.url, token, **{"retry_s": 5.0, **options})
 
     def http(self, **options: Any) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=30, **options)
+        return httpx.Client(base_url=self.url, **{"timeout": 30, **options})
 
     def kill(self) -> None:
         """kill -9."""

@@ -1,6 +1,7 @@
 """A server process for tests: the real server over the shop, with its query replica when that is asked for.
 
-    python serving.py '{"data": …, "settings": {…}, "tokens": "…", "queries": true, "engine": {…}, "sink": "sqlite:///…"}'
+    python serving.py '{"data": …, "settings": {…}, "tokens": "…", "queries": true, "engine": {…}, "sink": "sqlite:///…",
+                        "descriptors": 200}'
 
 Prints one line with its URL when it takes requests.
 """
@@ -8,6 +9,7 @@ Prints one line with its URL when it takes requests.
 from __future__ import annotations
 
 import json
+import resource
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,10 +19,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 def main() -> None:
     asked = json.loads(sys.argv[1])
+    if "descriptors" in asked:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (asked["descriptors"] // 2, asked["descriptors"]))
     from shop import app  # type: ignore[import-not-found]
 
     import tidegate
-    from tidegate.connectors.sql import SqlSink
+    from tidegate.connectors.sql.sink import SqlSink
     from tidegate.server.logs import set_up_logs
     from tidegate.server.serve import serve, start_replica
     from tidegate.server.settings import Settings

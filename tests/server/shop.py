@@ -10,7 +10,7 @@ from tidegate import App, partition, window
 app = App("shop")
 app.table("CREATE TABLE stock (item VARCHAR PRIMARY KEY, pieces BIGINT NOT NULL CHECK (pieces >= 0))")
 app.table(
-    "CREATE TABLE doses (patient INTEGER, number INTEGER, PRIMARY KEY (patient, number))",
+    "CREATE TABLE doses (patient BIGINT, number INTEGER, PRIMARY KEY (patient, number))",
     partition_by="patient",
 )
 TYPES = (
@@ -24,11 +24,11 @@ app.stream("shipments", "item VARCHAR, pieces INTEGER")
 app.stream("anything", TYPES, border=True)
 app.stream("everything", TYPES)
 app.stream("bad", "n INTEGER", border=True)
-app.stream("alerts", "patient INTEGER NOT NULL", border=True, key="patient")
-app.stream("proposals", "patient INTEGER, number INTEGER")
+app.stream("alerts", "patient BIGINT NOT NULL", border=True, key="patient")
+app.stream("proposals", "patient BIGINT, number INTEGER")
 app.stream(
     "decisions",
-    "patient INTEGER NOT NULL, give BOOLEAN NOT NULL",
+    "patient BIGINT NOT NULL, give BOOLEAN NOT NULL",
     border=True,
     key="patient",
     deadline_s=600,

@@ -17,9 +17,9 @@ import pytest
 from rich.console import Console
 from server_process import HERE, Server, killed
 
-from tidegate.cli import main
-from tidegate.graphview import describe_graph, mermaid, svg, text
-from tidegate.statusview import view
+from tidegate.cli.main import main
+from tidegate.cli.statusview import view
+from tidegate.dataflows.drawing import describe_graph, mermaid, svg, text
 
 SHOP = f"{HERE / 'shop.py'}:app"
 
@@ -139,7 +139,16 @@ def test_tokens_are_made_and_kept_as_hashes(run: Run, tmp_path: Path) -> None:
 
 
 def test_serve_starts_says_where_and_stops(run: Run, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "from tidegate.cli import main; main()", "serve", SHOP, "--port", "0", "--json"]
+    command = [
+        sys.executable,
+        "-c",
+        "from tidegate.cli.main import main; main()",
+        "serve",
+        SHOP,
+        "--port",
+        "0",
+        "--json",
+    ]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with (
         subprocess.Popen(
@@ -168,7 +177,7 @@ def test_the_shell_completes_commands_and_what_the_server_knows(shared: Server) 
     def completed(words: str) -> list[str]:
         asked = {"_TIDEGATE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
         done = subprocess.run(
-            [sys.executable, "-c", "import sys; sys.argv[0] = 'tidegate'; from tidegate.cli import main; main()"],
+            [sys.executable, "-c", "import sys; sys.argv[0] = 'tidegate'; from tidegate.cli.main import main; main()"],
             env={
                 **os.environ,
                 **asked,

@@ -93,6 +93,30 @@ def test_a_decision_is_answered(page: Any, shared: Server) -> None:
         assert alert.result(60) is None
 
 
+def test_a_decision_reaches_the_patient_it_was_made_for(page: Any, shared: Server) -> None:
+    """Two patients whose numbers are the same double; a browser would take one for the other."""
+    other, meant = 2**53, 2**53 + 1
+    with shared.client() as client:
+        alerts = {patient: client.push("alerts", [(patient,)]) for patient in (other, meant)}
+        page.keyboard.press("4")
+        card = page.locator(".question", has_text=f"patient {meant}")
+        card.wait_for()
+        assert str(meant) in card.locator("table").inner_text()
+        card.locator("select").select_option("true")
+        card.locator("button").press("Enter")
+        card.wait_for(state="detached")
+        assert alerts[meant].result(60) is None
+        assert not alerts[other].done
+        assert page.locator(".question", has_text=f"patient {other}").count() == 1
+        (question,) = (q for q in client.questions() if q.key == other)
+        client.answer(question, give=False)
+        assert alerts[other].result(60) is None
+        for patient in (other, meant):
+            client.push("alerts", [(patient,)])
+        doses = {q.key: q.batches["proposals"][0].number - 1 for q in client.questions()}
+        assert (doses[other], doses[meant]) == (0, 1)
+
+
 def test_a_stream_is_tailed_and_paused(page: Any, shared: Server) -> None:
     page.keyboard.press("3")
     page.wait_for_selector("#tail-state >> text=following")

@@ -189,7 +189,7 @@ def test_the_client_subscribes_gets_and_follows(shared: Server) -> None:
         push(shared, "o", "p")
         first = seen.get(10)
         assert first is not None
-        assert first.rows == [("o", 0)]
+        assert first.rows == (("o", 0),)
         assert next(seen.follow())[0].item == "p"
         assert list(seen) == []
         push(shared, "q")

@@ -14,13 +14,13 @@ from server_process import Server
 from typer.testing import CliRunner
 
 import tidegate
-from tidegate.cli import app as commands
-from tidegate.connectors.file_source import FileSource
-from tidegate.connectors.remote_delivery import RemoteDelivery
-from tidegate.connectors.sql import SqlSink
-from tidegate.connectors.toml_file import Connector
+from tidegate.cli.main import app as commands
+from tidegate.connectors.files.source import FileSource
+from tidegate.connectors.shared.remote_delivery import RemoteDelivery
+from tidegate.connectors.shared.toml_file import Connector
+from tidegate.connectors.sql.sink import SqlSink
 from tidegate.errors import BatchError, SourceError, TidegateError
-from tidegate.ingestion import ingest
+from tidegate.outside.ingestion import ingest
 
 Start = Callable[..., Server]
 

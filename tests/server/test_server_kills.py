@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 from server_process import Server, killed
 
-from tidegate.connectors.file_source import FileSource
-from tidegate.ingestion import ingest
+from tidegate.connectors.files.source import FileSource
+from tidegate.outside.ingestion import ingest
 
 Start = Callable[..., Server]
 ROWS = 90  # that come for every kill

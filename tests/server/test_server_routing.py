@@ -9,10 +9,11 @@ from typing import Any
 import httpx
 import pytest
 
-from tidegate.server.gate import Gate, first_of_each, host_name
+from tidegate.server.gate import Gate, first_of_each
 from tidegate.server.metrics import Metrics
 from tidegate.server.routing import Direct
 from tidegate.server.settings import Settings
+from tidegate.server.sites import host_name
 from tidegate.server.table import ENDPOINTS
 from tidegate.server.tokens import Tokens
 

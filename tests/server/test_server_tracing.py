@@ -36,7 +36,7 @@ def test_a_request_is_a_span_of_the_callers_trace() -> None:
             "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{collector.server_port}",
             "OTEL_EXPORTER_OTLP_COMPRESSION": "none",
         }
-        program = [sys.executable, "-c", "from tidegate.cli import main; main()"]
+        program = [sys.executable, "-c", "from tidegate.cli.main import main; main()"]
         command = [*program, "serve", f"{HERE / 'shop.py'}:app", "--port", "0", "--json"]
         quiet = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
         with subprocess.Popen(command, env=env, **quiet) as server, killed(server):  # type: ignore[call-overload]

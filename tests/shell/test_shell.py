@@ -27,7 +27,7 @@ from prompt_toolkit.output import DummyOutput
 from rich.console import Console
 
 import tidegate
-from tidegate.cli import main
+from tidegate.cli.main import main
 from tidegate.errors import TidegateError
 from tidegate.replica import Limits, ReplicaProcess
 from tidegate.shell.prompt import Shell, SqlCompleter
@@ -232,7 +232,7 @@ def test_on_a_real_terminal(data: Path, tmp_path: Path) -> None:
         "TERM": "xterm",
         "PROMPT_TOOLKIT_NO_CPR": "1",
     }
-    code = "from tidegate.cli import main; main()"
+    code = "from tidegate.cli.main import main; main()"
     process = subprocess.Popen(
         [sys.executable, "-c", code, "sql", str(data)],
         stdin=terminal,

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import tidegate
 from tidegate import App
+from tidegate.txn.outcome import COMMITTED
 
 Step = tuple[str, int | None]  # a procedure and its batch-id; None for a call
 
@@ -53,9 +54,9 @@ def accepts(engine: tidegate.Engine, schedule: Iterable[Step]) -> bool:
             open_ones[execution] = engine.executor.start(execution)
         txn = open_ones[execution]
         assert txn.unit.members[txn.cursor].name == procedure
-        if engine.runtime.advance(txn, one_member=True) is None:
+        if engine.runtime.advance(txn, one_member=True) is COMMITTED:
             del open_ones[execution]
-            engine.executor.settle(execution, None)
+            engine.executor.settle(execution, COMMITTED)
     return True
 
 

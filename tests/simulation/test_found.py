@@ -6,10 +6,10 @@ import pytest
 
 import tidegate
 from tidegate import App, committed, window
-from tidegate.simulation import simulate_seed
 from tidegate.storage.ddl import Scratch
 from tidegate.storage.versions import VersionedTable
 from tidegate.testing import ManualClock
+from tidegate.testing.simulation import simulate_seed
 
 
 @pytest.mark.parametrize("seed", [6, 234, 12227, 12569])

@@ -1,6 +1,6 @@
 """The contract: whatever runs in parallel, everything ends up as if all executions had run in position order.
 
-500 random apps here; ``make sim N=10000`` runs more.
+250 random apps here; ``make sim N=10000`` runs more.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from collections.abc import Iterator
 import pytest
 
 from tidegate.errors import DeclarationError
-from tidegate.simulation import run
-from tidegate.simulation.apps import build
-from tidegate.simulation.run import make_case, modes, run_case, simulate_seed, world
 from tidegate.storage.chains import TRIMMED, below
+from tidegate.storage.indexes import SecondaryIndex
 from tidegate.storage.versions import VersionedTable
 from tidegate.testing import OrderViolation
+from tidegate.testing.simulation import run
+from tidegate.testing.simulation.apps import build
+from tidegate.testing.simulation.run import make_case, modes, run_case, simulate_seed, world
 from tidegate.txn import locks
 from tidegate.txn.execution import READY, Reason, Why
 from tidegate.txn.locks import Block, LowWaterMarks
@@ -24,7 +25,7 @@ from tidegate.txn.scheduler import Scheduler
 CHUNK = 25
 
 
-@pytest.mark.parametrize("start", range(0, 500, CHUNK))
+@pytest.mark.parametrize("start", range(0, 250, CHUNK))
 def test_random_apps_run_as_if_in_position_order(start):
     for seed in range(start, start + CHUNK):
         failures = simulate_seed(seed).failures
@@ -136,6 +137,18 @@ def test_versions_freed_at_commit_are_found(monkeypatch):
         VersionedTable, "commit", lambda table, w, at, number, keep: commit(table, w, at, number, False)
     )
     assert any("was freed" in str(violation) for violation in violations(range(200)))
+
+
+def test_versions_kept_for_nobody_are_found(monkeypatch):
+    monkeypatch.setattr(VersionedTable, "trim", lambda table, positions, commits=(), keys=None: None)
+    assert any("kept that nobody may read" in str(violation) for violation in violations(range(50)))
+
+
+def test_an_index_that_forgets_a_row_is_found_in_the_step_that_did_it(monkeypatch):
+    monkeypatch.setattr(SecondaryIndex, "add", lambda index, row, key: None)
+    found = next(violations(range(50)))
+    assert "CorruptionError" in str(found)
+    assert "and the rows have" in str(found)
 
 
 def test_a_scheduler_that_ignores_stream_order_is_found(monkeypatch):

@@ -16,7 +16,7 @@ def main(incoming: str, checkpoint: str, target: str) -> None:
     from meters import make_app, readings
 
     import tidegate
-    from tidegate.connectors.spark import pipe
+    from tidegate.connectors.spark.pipeline import pipe
     from tidegate.streams.spark.session import spark_session
 
     with ExitStack() as stack:

@@ -28,14 +28,14 @@ from tidegate.streams.spark import java
 from tidegate.streams.spark.backend import SPARK, SparkBackend
 from tidegate.streams.spark.jobs import answer, extents_of, load_by_reference, load_by_value
 from tidegate.streams.spark.session import Spark, shared_spark
-from tidegate.streams.windows.columns import Columns
-from tidegate.streams.windows.functions import Extent, Whole
-from tidegate.streams.windows.kinds import window
-from tidegate.streams.windows.local import HERE, LocalBackend
-from tidegate.streams.windows.patterns import WindowFarm
-from tidegate.streams.windows.plan import Plan
-from tidegate.streams.windows.processes import packed, unpacked
-from tidegate.streams.windows.tasks import Task, Work
+from tidegate.streams.windows.declare.functions import Extent, Whole
+from tidegate.streams.windows.declare.kinds import window
+from tidegate.streams.windows.declare.patterns import WindowFarm
+from tidegate.streams.windows.evaluate.local import HERE, LocalBackend
+from tidegate.streams.windows.evaluate.plan import Plan
+from tidegate.streams.windows.evaluate.processes import packed, unpacked
+from tidegate.streams.windows.evaluate.tasks import Task, Work
+from tidegate.streams.windows.state.columns import Columns
 
 Open = Callable[..., tidegate.Engine]
 

@@ -14,7 +14,7 @@ import pytest
 from wards import make_app, put_history, rows, state
 
 import tidegate
-from tidegate.connectors.backfill import backfill
+from tidegate.connectors.files.backfill import backfill
 from tidegate.errors import DataError, TidegateError
 
 COUNT = 2_000

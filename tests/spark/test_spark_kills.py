@@ -17,7 +17,7 @@ import pytest
 from meters import make_app, oracle, put_files, readings, state
 
 import tidegate
-from tidegate.connectors.spark import pipe
+from tidegate.connectors.spark.pipeline import pipe
 
 HERE = Path(__file__).parent
 KILLS = [2, pytest.param(20, marks=pytest.mark.slow)]

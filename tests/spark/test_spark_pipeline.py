@@ -10,7 +10,7 @@ import pytest
 from meters import ROWS, make_app, oracle, put_files, readings, rows_of, state
 
 import tidegate
-from tidegate.connectors.spark import pipe
+from tidegate.connectors.spark.pipeline import pipe
 from tidegate.errors import BatchError, DataError, EngineClosed, TidegateError
 
 NOW = {"availableNow": True}

@@ -18,7 +18,7 @@ import pytest
 from meters import COLUMNS, make_app, oracle, put_files, readings, rows_of, state
 
 import tidegate
-from tidegate.connectors.spark import register, share
+from tidegate.connectors.spark.pipeline import register, share
 from tidegate.errors import DataError
 from tidegate.server.tokens import digest_of, new_token
 

@@ -17,9 +17,9 @@ import pytest
 from hypothesis import settings
 
 from tidegate.streams.spark.backend import SparkBackend
-from tidegate.streams.windows import plan
-from tidegate.streams.windows.local import LocalBackend
-from tidegate.streams.windows.tasks import Outcome, Task, carry_out
+from tidegate.streams.windows.evaluate import plan
+from tidegate.streams.windows.evaluate.local import LocalBackend
+from tidegate.streams.windows.evaluate.tasks import Outcome, Task, carry_out
 
 QUICK = {"test_window_functions", "test_window_aggregates", "test_window_result_columns"}
 LONG = {"test_window_sizes", "test_window_real_data"}

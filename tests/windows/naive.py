@@ -16,7 +16,7 @@ import datetime as dt
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from tidegate.streams.windows.kinds import WindowSpec
+from tidegate.streams.windows.declare.kinds import WindowSpec
 
 EPOCH = dt.datetime(1970, 1, 1)
 BEFORE_ALL_TIME = -(10**30)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from tidegate.streams.windows.joins import JoinSpec
+from tidegate.streams.windows.declare.joins import JoinSpec
 
 NEVER = -(10**15)
 Event = tuple[list[Any], list[Any], int]  # rows of the left stream, of the right one, and when they come in (µs)

@@ -13,8 +13,8 @@ from naive_joins import Event, Naive, Result
 import tidegate
 from tidegate.storage.schema import Column, Relation
 from tidegate.storage.types import column_type
-from tidegate.streams.windows.join_state import JoinState
-from tidegate.streams.windows.joins import JoinSpec, join
+from tidegate.streams.windows.declare.joins import JoinSpec, join
+from tidegate.streams.windows.state.join_state import JoinState
 
 FEW = settings(max_examples=60, deadline=None)
 ANY_STEP = st.integers(-3, 5)

@@ -20,7 +20,7 @@ import tidegate
 from tidegate.storage.schema import Column, Relation
 from tidegate.storage.types import column_type
 from tidegate.streams.windows import open_state, window
-from tidegate.streams.windows.aggregates import (
+from tidegate.streams.windows.declare.aggregates import (
     Aggregate,
     Count,
     Distinct,

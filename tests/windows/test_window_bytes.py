@@ -16,8 +16,8 @@ from tidegate import windows as w
 from tidegate.storage.schema import Column, Relation
 from tidegate.storage.types import column_type
 from tidegate.streams.windows import open_state
-from tidegate.streams.windows.join_state import JoinState
-from tidegate.streams.windows.sizes import SAMPLE, bytes_of
+from tidegate.streams.windows.state.join_state import JoinState
+from tidegate.streams.windows.state.sizes import SAMPLE, bytes_of
 
 READINGS = Relation(
     "s",

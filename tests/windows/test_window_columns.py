@@ -16,7 +16,7 @@ from tidegate.errors import DeclarationError
 from tidegate.storage.schema import Column, Relation
 from tidegate.storage.types import column_type
 from tidegate.streams.windows import open_state, window
-from tidegate.streams.windows.aggregates import Count
+from tidegate.streams.windows.declare.aggregates import Count
 
 FEW = settings(max_examples=8, deadline=None)
 
@@ -99,7 +99,7 @@ def test_plain_windows_of_every_type_are_the_same_after_a_checkpoint(kind: str) 
     wider = Relation("s", (*EVERY.columns, Column("new", column_type("INTEGER"))))
     widened = open_state(spec, wider)
     widened.restore(state.save())
-    assert widened.slide([]).rows == [(*row, None) for row in state.slide([]).rows]
+    assert widened.slide([]).rows == tuple((*row, None) for row in state.slide([]).rows)
 
 
 def test_a_window_as_arrow_has_the_rows_and_the_nulls() -> None:

@@ -11,7 +11,7 @@ from window_cases import EVENTS
 import tidegate
 from tidegate import windows as w
 from tidegate.streams.windows import open_state, window
-from tidegate.streams.windows.durations import described, microseconds
+from tidegate.streams.windows.declare.durations import described, microseconds
 
 HOUR = 3_600_000_000
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.streams.windows.kinds import extent, first_window, landmark_extent, last_window
+from tidegate.streams.windows.declare.kinds import extent, first_window, landmark_extent, last_window
 
 MANY = settings(max_examples=400, deadline=None)
 lengths = st.integers(1, 40)

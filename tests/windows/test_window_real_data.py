@@ -15,7 +15,7 @@ from window_cases import Batches, results
 from tidegate.storage.schema import Column, Relation
 from tidegate.storage.types import column_type
 from tidegate.streams.windows import open_state, window
-from tidegate.streams.windows.aggregates import Count, Max, Mean, Quantile
+from tidegate.streams.windows.declare.aggregates import Count, Max, Mean, Quantile
 
 BESIDE = [
     folder / "shared" / "data" for folder in Path(__file__).resolve().parents[3:5]

@@ -13,8 +13,8 @@ from tidegate import windows as w
 from tidegate.storage.schema import Column, Relation
 from tidegate.storage.types import column_type
 from tidegate.streams.windows import open_state
-from tidegate.streams.windows.columns import Columns
-from tidegate.streams.windows.declared import open_window
+from tidegate.streams.windows.declare.declared import open_window
+from tidegate.streams.windows.state.columns import Columns
 
 COMPUTE = {"n": w.count(), "mean": w.mean("x"), "peak": w.max("i"), "last_seen": w.max("seen")}
 KINDS = {
@@ -46,8 +46,8 @@ def test_columns_hold_what_rows_hold(kind: str) -> None:
     assert [tuple(row.values()) for row in table.to_pylist()] == [tuple(row) for row in results]
     assert results == two.results == list(results)
     assert results[-1] == results[len(results) - 1]
-    assert results[2:4] == list(results)[2:4]
-    assert one.rows == list(results)
+    assert results[2:4] == tuple(results)[2:4]
+    assert one.rows == tuple(results)
 
 
 @pytest.mark.parametrize("kind", [{"count": 2}, {"batches": 1}, {"landmark": 4, "slide": 2}])

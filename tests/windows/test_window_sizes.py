@@ -16,7 +16,7 @@ from window_cases import Batches, results
 from tidegate.storage.schema import Column, Relation
 from tidegate.storage.types import column_type
 from tidegate.streams.windows import open_state, window
-from tidegate.streams.windows.aggregates import (
+from tidegate.streams.windows.declare.aggregates import (
     Aggregate,
     Count,
     Distinct,
@@ -170,4 +170,4 @@ def test_thousands_of_keys_that_come_and_go(kind: str, compute: Any) -> None:
         assert_as_defined(spec, batches, found)
     else:
         fired = [(w.number, w.key, w.start, w.end, list(w.rows)) for w in naive.expected(spec, batches).fired]
-        assert [(w.number, w.key, w.start, w.end, w.rows) for w in found] == fired
+        assert [(w.number, w.key, w.start, w.end, list(w.rows)) for w in found] == fired

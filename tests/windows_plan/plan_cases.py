@@ -13,11 +13,18 @@ import numpy as np
 
 from tidegate.storage.schema import Column, Relation
 from tidegate.storage.types import column_type
-from tidegate.streams.windows import aggregates
-from tidegate.streams.windows.columns import Columns
-from tidegate.streams.windows.functions import Aggregates, Decomposed, Extent, Incremental, Whole
-from tidegate.streams.windows.kinds import WindowSpec, window
-from tidegate.streams.windows.patterns import KeyFarm, PaneFarm, Pattern, Sequential, WindowFarm, WindowMapReduce
+from tidegate.streams.windows.declare import aggregates
+from tidegate.streams.windows.declare.functions import Aggregates, Decomposed, Extent, Incremental, Whole
+from tidegate.streams.windows.declare.kinds import WindowSpec, window
+from tidegate.streams.windows.declare.patterns import (
+    KeyFarm,
+    PaneFarm,
+    Pattern,
+    Sequential,
+    WindowFarm,
+    WindowMapReduce,
+)
+from tidegate.streams.windows.state.columns import Columns
 
 RELATION = Relation(
     "readings",

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from plan_cases import RELATION, columns_of, spec_of
 
-from tidegate.streams.windows.choosing import FORGOTTEN
-from tidegate.streams.windows.functions import Extent, Whole
-from tidegate.streams.windows.local import HERE, PROCESSES, THREADS, Way
-from tidegate.streams.windows.patterns import Sequential, WindowFarm
-from tidegate.streams.windows.plan import Plan
-from tidegate.streams.windows.tasks import Outcome, Task, Work, carry_out
+from tidegate.streams.windows.declare.functions import Extent, Whole
+from tidegate.streams.windows.declare.patterns import Sequential, WindowFarm
+from tidegate.streams.windows.evaluate.choosing import FORGOTTEN
+from tidegate.streams.windows.evaluate.local import HERE, PROCESSES, THREADS, Way
+from tidegate.streams.windows.evaluate.plan import Plan
+from tidegate.streams.windows.evaluate.tasks import Outcome, Task, Work, carry_out
 
 
 class Machine:

@@ -15,10 +15,10 @@ from tidegate.errors import DeclarationError, TidegateError
 from tidegate.storage.schema import Column, Relation
 from tidegate.storage.types import column_type
 from tidegate.streams.windows import open_state
-from tidegate.streams.windows.ahead import LookAhead
-from tidegate.streams.windows.foresight import Depth
-from tidegate.streams.windows.functions import Extent
-from tidegate.streams.windows.plan import Plan
+from tidegate.streams.windows.declare.functions import Extent
+from tidegate.streams.windows.evaluate.ahead import LookAhead
+from tidegate.streams.windows.evaluate.foresight import Depth
+from tidegate.streams.windows.evaluate.plan import Plan
 from tidegate.testing import ManualClock
 
 Open = Callable[..., tidegate.Engine]

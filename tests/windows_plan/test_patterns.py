@@ -9,8 +9,8 @@ import pytest
 from plan_cases import DECOMPOSED, INCREMENTAL, KINDS, NAMED, PATTERNS, WHOLE, spec_of
 
 from tidegate.errors import DeclarationError
-from tidegate.streams.windows.kinds import CONTEXT_FREE
-from tidegate.streams.windows.patterns import KeyFarm, PaneFarm, Sequential, WindowFarm, WindowMapReduce, check
+from tidegate.streams.windows.declare.kinds import CONTEXT_FREE
+from tidegate.streams.windows.declare.patterns import KeyFarm, PaneFarm, Sequential, WindowFarm, WindowMapReduce, check
 
 
 @pytest.mark.parametrize(

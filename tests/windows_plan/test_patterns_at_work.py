@@ -9,10 +9,11 @@ import pytest
 from plan_cases import DECOMPOSED, INCREMENTAL, KINDS, NAMED, PATIENTS, PATTERNS, RELATION
 
 from tidegate.errors import DeclarationError
-from tidegate.streams.windows import aggregates, open_state, window
-from tidegate.streams.windows.functions import Aggregates, Extent, Whole
-from tidegate.streams.windows.patterns import KeyFarm, Sequential
-from tidegate.streams.windows.plan import Plan
+from tidegate.streams.windows import open_state, window
+from tidegate.streams.windows.declare import aggregates
+from tidegate.streams.windows.declare.functions import Aggregates, Extent, Whole
+from tidegate.streams.windows.declare.patterns import KeyFarm, Sequential
+from tidegate.streams.windows.evaluate.plan import Plan
 
 
 def ends(extent: Extent) -> tuple[int, ...]:

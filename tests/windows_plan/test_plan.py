@@ -34,11 +34,11 @@ from plan_cases import (
 from tidegate.errors import DeclarationError
 from tidegate.streams.spark.backend import SparkBackend
 from tidegate.streams.spark.session import shared_spark
-from tidegate.streams.windows.functions import Decomposed, Extent, Whole
-from tidegate.streams.windows.local import HERE, PROCESSES, THREADS, LocalBackend
-from tidegate.streams.windows.patterns import KeyFarm, PaneFarm, Sequential, WindowFarm, WindowMapReduce
-from tidegate.streams.windows.plan import Plan
-from tidegate.streams.windows.tasks import PART_ROWS
+from tidegate.streams.windows.declare.functions import Decomposed, Extent, Whole
+from tidegate.streams.windows.declare.patterns import KeyFarm, PaneFarm, Sequential, WindowFarm, WindowMapReduce
+from tidegate.streams.windows.evaluate.local import HERE, PROCESSES, THREADS, LocalBackend
+from tidegate.streams.windows.evaluate.plan import Plan
+from tidegate.streams.windows.evaluate.tasks import PART_ROWS
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +139,7 @@ def test_windows_without_panes_go_in_parts_of_a_fixed_length() -> None:
 
 
 def test_overlapping_windows_travel_once(processes: LocalBackend) -> None:
-    from tidegate.streams.windows.processes import lay_out
+    from tidegate.streams.windows.evaluate.processes import lay_out
 
     columns = columns_of("ann", 5_000)
     extents = [Extent(i, ("ann",), i, i + 1_000, columns.slice(i, i + 1_000)) for i in range(0, 4_000, 10)]
@@ -394,8 +394,8 @@ SCRIPT = """
 import os, sys
 sys.path.insert(0, {here!r})
 from plan_cases import *
-from tidegate.streams.windows.local import LocalBackend
-from tidegate.streams.windows.plan import Plan
+from tidegate.streams.windows.evaluate.local import LocalBackend
+from tidegate.streams.windows.evaluate.plan import Plan
 backend = LocalBackend(only="processes")
 plan = Plan(spec_of("count", Whole(where, "pid BIGINT"), WindowFarm(2)), RELATION, backend)
 pids = set(plan.whole(extents_of(plan.spec)))
@@ -478,6 +478,6 @@ def test_svg_is_well_formed_and_complete(pattern: Any) -> None:
 
 
 def test_names_are_escaped() -> None:
-    from tidegate.streams.windows.picture import Picture, Stage, as_svg
+    from tidegate.streams.windows.evaluate.picture import Picture, Stage, as_svg
 
     ET.fromstring(as_svg(Picture("a < b", "x & y", "<rows>", (Stage("windows", "whole()", "<all>", 1, 2),))))

@@ -17,25 +17,30 @@ from tidegate.client import calls
 from tidegate.client.blocking import FIRST_PAUSE_S, LONGEST_PAUSE_S, POLL_S, unreachable
 from tidegate.client.calls import Answer, Call, Deduplicated, EventReader, Schemas
 from tidegate.client.following import PAUSE_S, SILENCE_S
+from tidegate.engine.result import Result
+from tidegate.engine.system_views import Question
 from tidegate.errors import EngineClosed, Overloaded, QueryFailed, ServerError, StillWaiting, TidegateError
-from tidegate.result import Result
+from tidegate.forking import own
+from tidegate.storage.codec import from_json
 from tidegate.streams.batch import Batch
-from tidegate.views import Question
+from tidegate.txn.ticket import Original
+from tidegate.wire import whole
 
 
 class AsyncTicket:
     """A push or a call on its way. ``done`` is what is known; ``await ticket`` gives its result."""
 
-    def __init__(self, client: AsyncClient, facts: dict[str, Any]) -> None:
+    def __init__(self, client: AsyncClient, facts: dict[str, Any], original: list[Original] | None = None) -> None:
         self._client = client
-        self.sequence: int | None = facts.get("sequence")
+        self.sequence: int | None = whole(facts.get("sequence"))
+        self.original = original or []
         self._take(facts)
 
     def _take(self, facts: dict[str, Any]) -> None:
         self.done: bool = facts["done"]
         self._name: str | None = facts["ticket"]
         self.duplicate: bool = facts["duplicate"]
-        self.batch_ids: list[int] = facts["batch_ids"]
+        self.batch_ids: list[int] = calls.batch_ids(facts)
         self.error = None if facts["error"] is None else calls.raised(facts["error"])
         self.value = calls.value_of(facts)
 
@@ -155,6 +160,7 @@ class AsyncClient:
     """A server, with the methods of an engine, awaited."""
 
     def __init__(self, url: str, token: str | None = None, *, retry_s: float = 30.0, verify: Any = True) -> None:
+        own(self)
         self.url = url.rstrip("/")
         self.retry_s = retry_s
         headers = {} if token is None else {"authorization": f"Bearer {token}"}
@@ -178,7 +184,12 @@ class AsyncClient:
     ) -> AsyncTicket:
         """Push rows to a border stream as one atomic batch."""
         call = calls.push(stream, rows, batch_id, source, offset, timeout_s, wait, after)
-        return AsyncTicket(self, (await self.send(call)).facts())
+        return await self._pushed(call, stream)
+
+    async def _pushed(self, call: Call, stream: str) -> AsyncTicket:
+        facts = (await self.send(call)).facts()
+        original = (await self.schemas()).originals(stream, facts) if facts["original"] else []
+        return AsyncTicket(self, facts, original)
 
     async def feed(self, stream: str, rows: Iterable[Any], *, size: int = 1) -> int:
         """Push many rows, ``size`` to a batch; returns the number of batches."""
@@ -203,7 +214,7 @@ class AsyncClient:
 
     async def position(self, source: str) -> Any:
         """The offset that was pushed last for ``source``."""
-        return (await self.send(calls.get("/v1/position", source=source))).facts()["offset"]
+        return from_json((await self.send(calls.position(source))).facts()["offset"])
 
     async def query(
         self, sql: str, *parameters: Any, row_limit: int | None = None, as_of: int | None = None, **named: Any
@@ -216,10 +227,12 @@ class AsyncClient:
         return (await self.schemas()).questions((await self.send(calls.get("/v1/questions"))).facts())
 
     async def answer(self, question: Question, **values: Any) -> AsyncTicket:
-        """Answer a question with a row of its stream; the key is filled in."""
+        """Answer a question with a row of its stream; the key is filled in. NotAsked when it is not open, and BatchError when
+        somebody else has answered it otherwise.
+        """
         key = next(s for s in (await self.app())["streams"] if s["name"] == question.stream)["key"]
         row = values if key is None else {key: question.key, **values}
-        return await self.push(question.stream, [row], question.batch_id)
+        return await self._pushed(calls.answer(question, row), question.stream)
 
     def subscribe(self, stream: str, *, cursor: str | None = None) -> AsyncSubscription:
         """Follow the batches committed to a stream from when iteration begins, or from a cursor."""

@@ -14,10 +14,15 @@ from msgspec import UNSET
 from tidegate.client import calls
 from tidegate.client.calls import Answer, Call, Schemas
 from tidegate.client.following import RemoteDurableSubscription, RemoteSubscription
+from tidegate.engine.result import Result
+from tidegate.engine.system_views import Question
 from tidegate.errors import QueryFailed, ServerError, StillWaiting, TidegateError
-from tidegate.result import Result
+from tidegate.forking import own
+from tidegate.guard.addresses import without_secrets
+from tidegate.storage.codec import from_json
 from tidegate.streams.batch import Batch
-from tidegate.views import Question
+from tidegate.txn.ticket import Original
+from tidegate.wire import whole
 
 POLL_S = 30.0  # how long one request for a ticket waits
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
@@ -26,18 +31,22 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
 class RemoteTicket:
     """A push or a call on its way, at a server; the same meaning as :class:`tidegate.Ticket`."""
 
-    def __init__(self, client: Client, facts: dict[str, Any]) -> None:
+    def __init__(self, client: Client, facts: dict[str, Any], stream: str = "") -> None:
         self._client = client
+        self._stream = stream
         self.value: Any = None
         self.error: TidegateError | None = None
-        self.sequence: int | None = facts.get("sequence")
+        self.sequence: int | None = whole(facts.get("sequence"))
         self._take(facts)
 
     def _take(self, facts: dict[str, Any]) -> None:
         self._done: bool = facts["done"]
         self._name: str | None = facts["ticket"]
         self.duplicate: bool = facts["duplicate"]
-        self.batch_ids: list[int] = facts["batch_ids"]
+        self.batch_ids: list[int] = calls.batch_ids(facts)
+        self.original: list[Original] = (
+            self._client.schemas().originals(self._stream, facts) if facts["original"] else []
+        )
         self.error = None if facts["error"] is None else calls.raised(facts["error"])
         self.value = calls.value_of(facts)
 
@@ -73,6 +82,7 @@ class Client:
     """A server, with the methods of an engine. Threads may share one. Close it, or use it in a ``with`` block."""
 
     def __init__(self, url: str, token: str | None = None, *, retry_s: float = 30.0, verify: Any = True) -> None:
+        own(self)
         self.url = url.rstrip("/")
         self.retry_s = retry_s
         headers = {} if token is None else {"authorization": f"Bearer {token}"}
@@ -106,7 +116,7 @@ class Client:
         returns when it is accepted and on disk.
         """
         call = calls.push(stream, rows, batch_id, source, offset, timeout_s, wait, after)
-        return RemoteTicket(self, self.send(call).facts())
+        return RemoteTicket(self, self.send(call).facts(), stream)
 
     def feed(self, stream: str, rows: Iterable[Any], *, size: int = 1, **place: Any) -> int:
         """Push many rows, ``size`` to a batch; returns the number of batches. The fast way in.
@@ -137,7 +147,7 @@ class Client:
 
     def position(self, source: str) -> Any:
         """The offset that was pushed last for ``source``; None when there is none."""
-        return self.send(calls.get("/v1/position", source=source)).facts()["offset"]
+        return from_json(self.send(calls.position(source)).facts()["offset"])
 
     def resume(self, dataflow: str) -> None:
         """Let a halted dataflow go on."""
@@ -160,10 +170,12 @@ class Client:
         return self.schemas().questions(self.send(calls.get("/v1/questions")).facts())
 
     def answer(self, question: Question, **values: Any) -> RemoteTicket:
-        """Answer a question with a row of its stream; the key is filled in."""
+        """Answer a question with a row of its stream; the key is filled in. NotAsked when it is not open, and BatchError when
+        somebody else has answered it otherwise.
+        """
         key = self.status_of_stream(question.stream)["key"]
         row = values if key is None else {key: question.key, **values}
-        return self.push(question.stream, [row], question.batch_id)
+        return RemoteTicket(self, self.send(calls.answer(question, row)).facts(), question.stream)
 
     def status_of_stream(self, stream: str) -> dict[str, Any]:
         """How a stream was declared."""
@@ -239,7 +251,7 @@ class Client:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<Client {self.url}>"
+        return f"<Client {without_secrets(self.url)}>"
 
 
 def unreachable(url: str, call: Call, error: Exception) -> ServerError:
@@ -252,4 +264,6 @@ def unreachable(url: str, call: Call, error: Exception) -> ServerError:
         )
     )
     told = str(error) or type(error).__name__
-    return ServerError(f"no answer from {url} ({told}); is the server running there?{doubt}", status=None)
+    return ServerError(
+        f"no answer from {without_secrets(url)} ({told}); is the server running there?{doubt}", status=None
+    )

@@ -15,13 +15,14 @@ import pyarrow as pa
 from msgspec import UNSET
 
 from tidegate import errors
+from tidegate.engine.result import Result
+from tidegate.engine.system_views import Question
 from tidegate.errors import DataError, NotAllowed, QueryFailed, ServerError, TidegateError
-from tidegate.result import Result
-from tidegate.storage.codec import from_json, to_json
+from tidegate.storage.codec import from_json
 from tidegate.storage.types import ColumnType, column_type
 from tidegate.streams.batch import Batch
-from tidegate.views import Question
-from tidegate.wire import RowWire, encode, finite, read_relation, read_value
+from tidegate.txn.ticket import Original
+from tidegate.wire import RowWire, encode, finite, read_relation, read_value, tagged, whole
 
 JSON = "application/json"
 ARROW = "application/vnd.apache.arrow.stream"
@@ -32,6 +33,7 @@ REMEMBERED = 100_000  # addresses of batches a named subscriber recognises when 
 _ERRORS: dict[str, type[TidegateError]] = {
     name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, TidegateError)
 }
+_WHOLE = {"batch_id", "last_id", "lsn", "offset"}  # facts of errors that are integers; large ones come as text
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ def raised(told: Mapping[str, Any], status: int | None = None) -> TidegateError:
     """The error that the server's side raised, of the same class and with the same facts."""
     fallback = NotAllowed if status in (401, 403, 421) else ServerError
     kind = _ERRORS.get(told["type"], fallback)
-    facts = dict(told.get("facts") or {})
+    facts = {name: whole(value) if name in _WHOLE else value for name, value in (told.get("facts") or {}).items()}
     if issubclass(kind, ServerError):
         facts.setdefault("status", status)
     return kind(told["message"], **facts)
@@ -145,8 +147,8 @@ def submit(
     name = procedure if isinstance(procedure, str) else procedure.__name__
     try:
         body = {
-            "arguments": [to_json(value) for value in arguments],
-            "named": {key: to_json(value) for key, value in named.items()},
+            "arguments": [tagged(value) for value in arguments],
+            "named": {key: tagged(value) for key, value in named.items()},
             "encoding": "tagged",
         }
     except TidegateError:
@@ -162,7 +164,7 @@ def submit(
 def query(
     sql: str, parameters: tuple[Any, ...], named: Mapping[str, Any], row_limit: int | None, as_of: int | None
 ) -> Call:
-    given: Any = {k: to_json(v) for k, v in named.items()} if named else [to_json(v) for v in parameters]
+    given: Any = {k: tagged(v) for k, v in named.items()} if named else [tagged(v) for v in parameters]
     body = {"sql": str(sql), "parameters": given, "row_limit": row_limit, "as_of": as_of, "encoding": "tagged"}
     return Call("POST", "/v1/query", body=encode(body), accept=ARROW, again=True)
 
@@ -170,6 +172,17 @@ def query(
 def ticket(name: str, wait_s: float) -> Call:
     asked = {"wait": "true", "timeout_s": wait_s, "encoding": "tagged"}
     return Call("GET", f"/v1/tickets/{quote(name, '')}", asked, again=True)
+
+
+def answer(question: Question, row: Mapping[str, Any]) -> Call:
+    """The answer to this question and no other."""
+    path = f"/v1/questions/{quote(question.stream, '')}/{question.batch_id}"
+    body = encode(_rows(question.stream, [row])[0])
+    return Call("POST", path, {"question": question.id}, body, again=True)
+
+
+def position(source: str) -> Call:
+    return Call("GET", "/v1/position", {"source": source, "encoding": "tagged"}, again=True)
 
 
 def acknowledge(name: str, cursors: list[str], refused: str | None = None) -> Call:
@@ -231,6 +244,11 @@ def value_of(facts: Mapping[str, Any]) -> Any:
     return facts["value"] if "note" in facts else from_json(facts["value"])
 
 
+def batch_ids(facts: Mapping[str, Any]) -> list[int]:
+    """The ids that the batches of a push got."""
+    return [whole(batch_id) for batch_id in facts["batch_ids"]]
+
+
 class Schemas:
     """The app's streams as the server describes them: how to read the rows of batches."""
 
@@ -245,18 +263,28 @@ class Schemas:
         stream = facts["stream"]
         wire = self.wires[stream]
         key = read_value(self._keys.get(stream), facts["key"])
-        return Batch(wire.relation, facts["batch_id"], wire.read_stored(facts["rows"]), key)
+        return Batch(wire.relation, whole(facts["batch_id"]), wire.read_stored(facts["rows"]), key)
 
     def questions(self, facts: Mapping[str, Any]) -> list[Question]:
         return [self._question(told) for told in facts["questions"]]
 
     def _question(self, told: Mapping[str, Any]) -> Question:
         key = read_value(self._keys.get(told["stream"]), told["key"])
+        batch_id = whole(told["batch_id"])
         batches = {
-            name: Batch(self.wires[name].relation, told["batch_id"], self.wires[name].read_stored(rows), key)
+            name: Batch(self.wires[name].relation, batch_id, self.wires[name].read_stored(rows), key)
             for name, rows in told["batches"].items()
         }
-        return Question(**{**told, "key": key, "batches": batches})
+        facts = {name: value for name, value in told.items() if name != "question"}
+        return Question(**{**facts, "key": key, "batch_id": batch_id, "batches": batches, "id": told["question"]})
+
+    def originals(self, stream: str, facts: Mapping[str, Any]) -> list[Original]:
+        """What became of the batches that a push repeats."""
+        kind = self._keys.get(stream)
+        return [
+            Original(whole(o["batch_id"]), read_value(kind, o["key"]), o["state"], o["reason"])
+            for o in facts["original"] or ()
+        ]
 
 
 class Deduplicated:

@@ -16,6 +16,7 @@ import msgspec
 from tidegate.client import calls
 from tidegate.client.calls import Deduplicated, EventReader
 from tidegate.errors import EngineClosed, Overloaded, ServerError, TidegateError
+from tidegate.forking import own
 from tidegate.streams.batch import Batch
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class RemoteSubscription:
     """
 
     def __init__(self, client: Client, stream: str, capacity: int = 1_000, cursor: str | None = None) -> None:
+        own(self)
         self.stream = stream
         self.cursor = cursor
         self._client = client

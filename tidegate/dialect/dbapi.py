@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from tidegate.engine.result import Result
+from tidegate.engine.system_views import VIEWS
 from tidegate.errors import TidegateError
 from tidegate.loading import load_app
-from tidegate.result import Result
-from tidegate.stored import ReplayedCopy, StoredCopy
-from tidegate.views import VIEWS
+from tidegate.offline.stored import ReplayedCopy, StoredCopy
 
 if TYPE_CHECKING:
-    from tidegate.engine import Engine
+    from tidegate.engine.engine import Engine
 
 apilevel = "2.0"
 threadsafety = 1

@@ -17,8 +17,10 @@ import ssl
 import sys
 import threading
 import traceback
+from dataclasses import replace
 from typing import Any
 
+from tidegate.guard.door import Door, Line
 from tidegate.replica.catalog.tables import declare_catalog
 from tidegate.replica.frames import Frame, Kind, from_ipc, pack, receive
 from tidegate.replica.freshness import Freshness
@@ -29,10 +31,12 @@ from tidegate.replica.running import Work
 from tidegate.replica.statements import Statements
 from tidegate.replica.sysviews import SystemViews
 from tidegate.replica.wire.scram import Verifier
-from tidegate.replica.wire.server import PostgresServer
+from tidegate.replica.wire.server import ENTERING, PostgresServer
 
 ALIVE_EVERY_S = 0.2
 NICE = 5  # transactions go first
+SPARE = 128  # descriptors for everything but connections
+LOCAL = 512  # queries of the engine's process at a time
 
 
 class Replica:
@@ -42,7 +46,9 @@ class Replica:
         self._feed = feed
         self._sending = threading.Lock()
         self._loop = asyncio.get_running_loop()
-        self.limits = Limits(**configured["limits"])
+        limits = Limits(**configured["limits"])
+        _, for_clients = places(limits.connections)
+        self.limits = replace(limits, connections=min(limits.connections, for_clients - for_clients // 3))
         self.mirror = Mirror(
             tables_of(configured["tables"]),
             tables_of(configured["views"]),
@@ -61,14 +67,7 @@ class Replica:
         )
         self.local = LocalQueries(self.work, self.views, self.freshness)
         self.postgres = PostgresServer(
-            self.work,
-            self.views,
-            self.freshness,
-            self.limits,
-            {name: Verifier(**verifier) for name, verifier in (configured["verifiers"] or {}).items()}
-            if configured["verifiers"] is not None
-            else None,
-            _tls(configured["tls"]),
+            self.work, self.views, self.freshness, self.limits, _users(configured["users"]), _tls(configured["tls"])
         )
         self.ready = asyncio.Event()
         self.gone = asyncio.Event()
@@ -138,6 +137,15 @@ class Replica:
             await asyncio.sleep(ALIVE_EVERY_S)
 
 
+def _users(told: dict[str, Any] | None) -> dict[str, tuple[Verifier, tuple[str, ...] | None]] | None:
+    if told is None:
+        return None
+    return {
+        name: (Verifier(**verifier), None if tables is None else tuple(tables))
+        for name, (verifier, tables) in told.items()
+    }
+
+
 def _tls(files: list[str] | None) -> ssl.SSLContext | None:
     if files is None:
         return None
@@ -160,13 +168,26 @@ async def run(feed: socket.socket, local: socket.socket, postgres: socket.socket
     ready = asyncio.ensure_future(replica.ready.wait())
     await asyncio.wait((gone, ready), return_when=asyncio.FIRST_COMPLETED)
     if not gone.done():
-        await asyncio.start_unix_server(replica.local.serve, sock=local)
+        for_local, for_clients = places(replica.limits.connections)
+        inside = Door(local, for_local, "queries of the server", shows_out=False)
+        inside.open(lambda: Line(inside, replica.local.serve))
         if postgres is not None:
-            await asyncio.start_server(replica.postgres.serve, sock=postgres, limit=1 << 18)
+            outside = Door(postgres, for_clients, "PostgreSQL connections")
+            outside.open(lambda: Line(outside, replica.postgres.serve, 1 << 18))
         replica.say(Kind.READY)
     await gone
     for task in tasks:
         task.cancel()
+
+
+def places(connections: int) -> tuple[int, int]:
+    """How many connections of the engine's process, and of PostgreSQL clients, there are descriptors for."""
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if files == resource.RLIM_INFINITY:
+        return LOCAL, connections + ENTERING
+    free = files - min(SPARE, files // 2)
+    for_local = min(LOCAL, free // 2)
+    return for_local, min(connections + ENTERING, free - for_local)
 
 
 def confine(memory_mb: int, connections: int) -> None:
@@ -179,7 +200,7 @@ def confine(memory_mb: int, connections: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     space = (memory_mb * 2 + 2_048) << 20
     resource.setrlimit(resource.RLIMIT_AS, (space, space))
-    files = connections + 256
+    files = connections + ENTERING + LOCAL + SPARE
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     files = files if most == resource.RLIM_INFINITY else min(files, most)
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))

@@ -8,14 +8,14 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tidegate.engine.system_views import VIEWS
 from tidegate.replica.frames import Kind, pack, to_ipc
-from tidegate.storage.base import arrow_table
-from tidegate.views import VIEWS
+from tidegate.storage.arrow import arrow_table
 
 if TYPE_CHECKING:
-    from tidegate.engine import Engine
-    from tidegate.storage.base import Delta
+    from tidegate.engine.engine import Engine
     from tidegate.storage.schema import TableSchema
+    from tidegate.storage.writing import Delta
 
 log = logging.getLogger("tidegate.replica")
 

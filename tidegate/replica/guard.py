@@ -16,6 +16,7 @@ from typing import Any
 import duckdb
 
 from tidegate.errors import QueryFailed, QueryRefused
+from tidegate.guard.scopes import matches
 
 QUERIES = {"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"}
 SOURCES = {"EMPTY", "BASE_TABLE", "SUBQUERY", "JOIN", "TABLE_FUNCTION", "EXPRESSION_LIST", "SHOW_REF", "PIVOT"}
@@ -61,6 +62,25 @@ class Reading:
 
     tables: set[str] = field(default_factory=set)
     views: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class Asker:
+    """Who asks. ``tables``: patterns of what it may read, system views as ``tidegate.name``; None: everything."""
+
+    user: str
+    tables: tuple[str, ...] | None = None
+
+    def check(self, reading: Reading) -> None:
+        """QueryRefused when the statement reads something else."""
+        if self.tables is None:
+            return
+        for name in sorted([*reading.tables, *(f"tidegate.{view}" for view in reading.views)]):
+            if not matches(self.tables, name):
+                raise QueryRefused(
+                    f"{self.user!r} may not read {name}; its tables are {', '.join(self.tables) or 'none'}",
+                    sqlstate="42501",
+                )
 
 
 class Guard:

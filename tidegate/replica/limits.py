@@ -15,7 +15,11 @@ class Limits:
     for more. ``grace_s``: how long a query that was told to stop may go on before the replica is killed and restarted.
     ``memory_mb``: of the replica process, its copy of the tables included; beyond it the replica is killed.
     ``rows``: of one answer. ``running``: queries at work at the same time, others wait their turn.
-    ``connections``: open PostgreSQL connections. ``statement_bytes``: the longest SQL text.
+    One user gets all places but one, see :mod:`tidegate.replica.turns`. ``waiting``: queries that one user of the HTTP
+    server may have at work and waiting.
+    ``connections``: open PostgreSQL connections; then the one that has been idle longest makes room. ``idle_s``: how long
+    one may do nothing; ``login_s``: how long it may take to log in, the TLS handshake included.
+    ``statement_bytes``: the longest SQL text; ``statements``: how many one message may have.
     ``refresh_s``: how far the replica may lie behind the engine while somebody asks it. A replica that nobody has asked for
     a while does not hasten merges; the first question after that waits for one.
     ``history_merges``, ``history_rows``: how many merged states, and how many replaced rows in all, are kept for AS OF.
@@ -27,8 +31,12 @@ class Limits:
     memory_mb: int = 2_048
     rows: int = 10_000_000
     running: int = 8
+    waiting: int = 64
     connections: int = 256
-    statement_bytes: int = 1 << 20
+    idle_s: float = 3_600.0
+    login_s: float = 15.0
+    statement_bytes: int = 256 << 10
+    statements: int = 1_000
     refresh_s: float = 1.0
     history_merges: int = 100
     history_rows: int = 1_000_000

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from tidegate.errors import QueryFailed, QueryRefused
 from tidegate.replica.frames import Frame, Kind, from_ipc, pack, read_frame, schema_to_ipc, to_ipc
 from tidegate.replica.freshness import Freshness
+from tidegate.replica.guard import Asker
 from tidegate.replica.running import Query, Work
 from tidegate.replica.sysviews import SystemViews
 
@@ -20,7 +22,9 @@ class LocalQueries:
         self._views = views
         self._freshness = freshness
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, stays: Callable[[], None]
+    ) -> None:
         frame = await read_frame(reader)
         if frame is not None and frame.kind is Kind.QUERY:
             answering = asyncio.ensure_future(self._answer(frame, writer))
@@ -34,8 +38,11 @@ class LocalQueries:
     async def _answer(self, frame: Frame, writer: asyncio.StreamWriter) -> None:
         query: Query | None = None
         try:
-            prepared = await self._work.prepare(frame.facts["sql"])
+            self._work.statements.check_length(frame.facts["sql"])
+            asker = Asker(frame.facts["user"], frame.facts["tables"] and tuple(frame.facts["tables"]))
+            prepared = await self._work.prepare(asker, frame.facts["sql"])
             query = self._work.query(
+                asker,
                 prepared,
                 _parameters(frame),
                 timeout_s=frame.facts["timeout_s"],

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import os
 import socket
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -16,13 +18,15 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from tidegate.errors import QueryFailed, QueryRefused, TidegateError
+from tidegate.forking import own
+from tidegate.guard.private import check_secret
 from tidegate.replica.frames import Frame, Kind, from_ipc, pack, read_frame, receive, schema_from_ipc, values_to_ipc
 from tidegate.replica.limits import Limits
 from tidegate.replica.supervisor import Supervisor
 from tidegate.replica.wire.scram import Verifier
 
 if TYPE_CHECKING:
-    from tidegate.engine import Engine
+    from tidegate.engine.engine import Engine
 
 START_S = 120.0
 RESTARTED = "57P01"  # SQLSTATE of an answer that the replica did not live to give
@@ -36,6 +40,7 @@ class ReplicaProcess:
 
     ``pg_port``: also serve the PostgreSQL protocol there (0: any free port, see ``pg_address``; None: not at all).
     ``passwords``: user -> password; without, every user may read, which is allowed on loopback only.
+    ``tables``: user -> patterns of the tables (and ``tidegate.*`` views) it may read; without, all of them.
     ``tls``: files with the certificate (chain) and its key.
     """
 
@@ -48,6 +53,7 @@ class ReplicaProcess:
         pg_port: int | None = None,
         tls: tuple[str | Path, str | Path] | None = None,
         passwords: Mapping[str, str] | None = None,
+        tables: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self.limits = limits if limits is not None else Limits()
         if pg_port is not None and passwords is None and not _is_loopback(pg_host):
@@ -56,15 +62,27 @@ class ReplicaProcess:
             )
         self._engine = engine
         self._pg = None if pg_port is None else (pg_host, pg_port)
-        verifiers = None if passwords is None else {user: Verifier.of(p).facts() for user, p in passwords.items()}
+        users = None
+        if passwords is not None:
+            scopes = tables or {}
+            users = {user: (Verifier.of(p).facts(), scopes.get(user)) for user, p in passwords.items()}
         files = None if tls is None else [str(Path(file).resolve()) for file in tls]
         for file in files or ():
             if not Path(file).is_file():
                 raise TidegateError(f"there is no file {file}; tls takes the certificate and its key", path=file)
-        self._configured = {"verifiers": verifiers, "tls": files}
+        if files is not None:
+            check_secret(Path(files[1]), "the key of the TLS certificate")
+        self._configured = {"users": users, "tls": files}
+        self._asking: Counter[str] = Counter()
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._listeners: list[socket.socket] = []
         self._supervisor: Supervisor | None = None
+        own(self)
+
+    def left_behind(self) -> None:
+        """In a forked child: the folder, with the socket in it, is the parent's to remove."""
+        if self._folder is not None:
+            self._folder._finalizer.detach()  # type: ignore[attr-defined]
 
     # ---- running
 
@@ -76,7 +94,8 @@ class ReplicaProcess:
         self._folder = tempfile.TemporaryDirectory(prefix="tidegate-replica-")
         local = socket.socket(socket.AF_UNIX)
         local.bind(self._path)
-        local.listen(512)
+        os.chmod(self._path, 0o600)
+        local.listen(1_024)
         self._listeners = [local]
         try:
             if self._pg is not None:
@@ -161,14 +180,37 @@ class ReplicaProcess:
         row_limit: int | None = None,
         timeout_s: float | None = None,
         as_of: int | None = None,
+        user: str = "server",
+        tables: Sequence[str] | None = None,
     ) -> tuple[pa.Schema, AsyncIterator[pa.RecordBatch]]:
         """Answer one SELECT: the schema (its metadata has ``tidegate.position``), then the rows as they come.
 
         Raises QueryRefused when the statement is not allowed, QueryFailed when it can't be answered. ``row_limit``: so many
         rows and no more (more than ``Limits.rows`` are an error); ``timeout_s``: less time than allowed, never more.
-        ``as_of``: a sequence number, see :meth:`position`. Closing the iterator cancels the query.
+        ``as_of``: a sequence number, see :meth:`position`. ``user``: on whose behalf, for a fair share; ``tables``: what it
+        may read. Closing the iterator cancels the query.
         """
-        request = _request(sql, parameters, row_limit, timeout_s, as_of)
+        request = _request(sql, parameters, row_limit, timeout_s, as_of, user, tables)
+        if self._asking[user] >= self.limits.waiting:
+            raise QueryFailed(
+                f"{user!r} has {self.limits.waiting} queries at work or waiting, which is the limit; ask when one is done",
+                sqlstate="53400",
+            )
+        self._asking[user] += 1
+        try:
+            return await self._answer(request, timeout_s, user)
+        except BaseException:
+            self._answered(user)
+            raise
+
+    def _answered(self, user: str) -> None:
+        self._asking[user] -= 1
+        if not self._asking[user]:
+            del self._asking[user]
+
+    async def _answer(
+        self, request: bytes, timeout_s: float | None, user: str
+    ) -> tuple[pa.Schema, AsyncIterator[pa.RecordBatch]]:
         reader, writer = await asyncio.open_unix_connection(self._path)
         try:
             writer.write(request)
@@ -189,6 +231,7 @@ class ReplicaProcess:
                         yield batch
             finally:
                 writer.close()
+                self._answered(user)
 
         return schema, batches()
 
@@ -270,13 +313,20 @@ class ReplicaProcess:
 
 
 def _request(
-    sql: str, parameters: Parameters | None, row_limit: int | None, timeout_s: float | None, as_of: int | None
+    sql: str,
+    parameters: Parameters | None,
+    row_limit: int | None,
+    timeout_s: float | None,
+    as_of: int | None,
+    user: str = "server",
+    tables: Sequence[str] | None = None,
 ) -> bytes:
     parameters = () if parameters is None else parameters
     named = isinstance(parameters, Mapping)
     names = list(parameters) if isinstance(parameters, Mapping) else [str(i) for i in range(len(parameters))]
     values = list(parameters.values()) if isinstance(parameters, Mapping) else list(parameters)
-    facts = {"sql": sql, "row_limit": row_limit, "timeout_s": timeout_s, "as_of": as_of, "named": named}
+    facts: dict[str, Any] = {"sql": sql, "row_limit": row_limit, "timeout_s": timeout_s, "as_of": as_of, "named": named}
+    facts |= {"user": user, "tables": None if tables is None else list(tables)}
     try:
         body: bytes | memoryview = values_to_ipc(values, names) if values else b""
     except (pa.ArrowException, TypeError) as error:

@@ -17,10 +17,11 @@ import duckdb
 import pyarrow as pa
 
 from tidegate.errors import QueryFailed, QueryRefused
-from tidegate.replica.guard import failed
+from tidegate.replica.guard import Asker, failed
 from tidegate.replica.limits import Limits
 from tidegate.replica.mirror import FRONTIER, Mirror
 from tidegate.replica.statements import Prepared, Statements, types_of
+from tidegate.replica.turns import Turns
 
 BATCH_ROWS = 10_000
 LOOK_EVERY_S = 0.1
@@ -55,6 +56,7 @@ class Query:
         self._wanted = wanted
         self.timeout_s = timeout_s
         self.deadline = time.monotonic() + timeout_s
+        self.user = ""
         self.rows = 0
         self.position = 0
         self.columns: list[str] = []
@@ -174,12 +176,13 @@ class Work:
         self._limits = limits
         self.statements = statements
         self._threads = ThreadPoolExecutor(limits.running, thread_name_prefix="query")
-        self._slots = asyncio.Semaphore(limits.running)
+        self._turns = Turns(limits.running)
         self._queries: set[Query] = set()
         self._preparing: dict[object, float] = {}  # when each began
 
     def query(
         self,
+        asker: Asker,
         prepared: Prepared,
         parameters: Sequence[Any] | Mapping[str, Any] = (),
         *,
@@ -193,22 +196,36 @@ class Work:
         timeout_s = self._limits.timeout_s if timeout_s is None else min(timeout_s, self._limits.timeout_s)
         rows = self._limits.rows
         query = Query(self.mirror, self.statements, prepared, parameters, timeout_s, rows, row_limit, as_of)
+        query.user = asker.user
         self._queries.add(query)
         return query
 
-    async def prepare(self, sql: str) -> Prepared:
-        async with self._slots:
-            mark = object()
-            self._preparing[mark] = time.monotonic()
-            future = asyncio.get_running_loop().run_in_executor(self._threads, self.statements.prepare, sql)
-            future.add_done_callback(lambda done: self._preparing.pop(mark) and done.exception())
-            return await asyncio.shield(future)
+    async def prepare(self, asker: Asker, sql: str) -> Prepared:
+        """A statement, read and checked, that ``asker`` may run."""
+        prepared = await self.apart(asker, lambda: self.statements.prepare(sql))
+        asker.check(prepared.reading)
+        return prepared
+
+    async def apart(self, asker: Asker, function: Callable[[], T]) -> T:
+        """Read something on a worker: texts can take a while, and the event loop is everybody's."""
+        await self._turns.take(asker.user)
+        mark = object()
+        self._preparing[mark] = time.monotonic()
+        future = asyncio.get_running_loop().run_in_executor(self._threads, function)
+        future.add_done_callback(lambda done: self._read(asker, mark, done))
+        return await asyncio.shield(future)
+
+    def _read(self, asker: Asker, mark: object, done: asyncio.Future[Any]) -> None:
+        del self._preparing[mark]
+        self._turns.give_back(asker.user)
+        if not done.cancelled():
+            done.exception()  # seen: whoever waited may have gone
 
     async def step(self, query: Query, function: Callable[[], T]) -> T:
         """Run one step of a query on a worker. A caller that is cancelled leaves a stopped query behind."""
-        await self._slots.acquire()
+        await self._turns.take(query.user)
         if query.closed or query.stopped is not None:
-            self._slots.release()
+            self._turns.give_back(query.user)
             raise query.stopped or QueryFailed("the query has ended", sqlstate="57014")
         query.busy = True
         future = asyncio.get_running_loop().run_in_executor(self._threads, function)
@@ -221,7 +238,7 @@ class Work:
 
     def _stepped(self, query: Query, done: asyncio.Future[Any]) -> None:
         query.busy = False
-        self._slots.release()
+        self._turns.give_back(query.user)
         if not done.cancelled():
             done.exception()  # seen: whoever waited has gone
         if query.ended:

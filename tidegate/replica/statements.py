@@ -63,10 +63,7 @@ class Statements:
         return prepared
 
     def _prepare(self, sql: str) -> Prepared:
-        if len(sql) > self._longest:
-            raise QueryRefused(
-                f"the statement has {len(sql):,} characters, at most {self._longest:,} are read", sqlstate="54001"
-            )
+        self.check_length(sql)
         plain, as_of = text.as_of(sql)
         cursor = self._mirror.cursor()
         try:
@@ -76,6 +73,16 @@ class Statements:
             return Prepared(plain, self._guard.check(cursor, plain), as_of)
         finally:
             cursor.close()
+
+    def check_length(self, sql: str) -> None:
+        """QueryRefused for a text that is too long to be read. Goes before everything else that is done with it."""
+        size = len(sql) if len(sql) > self._longest else len(sql.encode(errors="surrogatepass"))
+        if size > self._longest:
+            raise QueryRefused(
+                f"the statement has {size:,} bytes, at most {self._longest:,} are read; send long lists as a parameter "
+                f"(= ANY($1)), or raise Limits.statement_bytes",
+                sqlstate="54000",
+            )
 
     def at(self, prepared: Prepared, state: State) -> Prepared:
         """The statement over the tables as they were in ``state``: every table's name leads to a view of it."""

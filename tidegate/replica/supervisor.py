@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -25,14 +26,15 @@ from tidegate.replica.frames import Kind, pack, receive
 from tidegate.replica.limits import Limits
 
 if TYPE_CHECKING:
-    from tidegate.engine import Engine
+    from tidegate.engine.engine import Engine
 
 log = logging.getLogger("tidegate.replica")
 
 LOOK_EVERY_S = 0.05
 SILENCE_S = 15.0  # a replica that says nothing for so long is stuck
 STARTING_S = 120.0  # ... unless it is still reading its first copy
-SEND_S = 30.0
+SEND_S = 30.0  # for what is sent only: it may take longer to start than that, and say nothing meanwhile
+TIMEVAL = struct.Struct("@ll")
 FAREWELL_S = 3.0  # to tell its sessions why it ends
 HURRY_S = 0.3  # ... when it takes more memory every moment
 LONGEST_PAUSE_S = 5.0  # between two starts, when it keeps dying
@@ -50,7 +52,7 @@ class Child:
         self._limits = limits
         ours, theirs = socket.socketpair()
         self._socket = ours
-        ours.settimeout(SEND_S)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, TIMEVAL.pack(int(SEND_S), int(SEND_S % 1 * 1e6)))
         local, postgres = inherited[0], inherited[1] if len(inherited) > 1 else -1
         self.process = subprocess.Popen(
             [

@@ -81,7 +81,12 @@ def words(sql: str, limit: int = 8) -> list[str]:
 
 def parameters(sql: str) -> int:
     """How many parameters ``$1`` … ``$n`` the text has."""
-    return max((int(sql[begin + 1 : end]) for kind, begin, end in tokens(sql) if kind == "parameter"), default=0)
+    return max((_number(sql, begin, end) for kind, begin, end in tokens(sql) if kind == "parameter"), default=0)
+
+
+def _number(sql: str, begin: int, end: int) -> int:
+    """Of a parameter; very high ones are all the same, and none is allowed."""
+    return int(sql[begin + 1 : end]) if end - begin < 10 else 10**9
 
 
 def with_parameters(sql: str, written: Callable[[int], str]) -> str:
@@ -89,7 +94,7 @@ def with_parameters(sql: str, written: Callable[[int], str]) -> str:
     parts, place = [], 0
     for kind, begin, end in tokens(sql):
         if kind == "parameter":
-            parts += [sql[place:begin], written(int(sql[begin + 1 : end]))]
+            parts += [sql[place:begin], written(_number(sql, begin, end))]
             place = end
     return "".join([*parts, sql[place:]])
 

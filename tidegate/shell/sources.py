@@ -8,8 +8,9 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from tidegate.errors import QueryFailed, TidegateError
+from tidegate.guard.addresses import without_secrets
 from tidegate.loading import load_app
-from tidegate.stored import ReplayedCopy, StoredCopy
+from tidegate.offline.stored import ReplayedCopy, StoredCopy
 
 Schema = dict[str, list[tuple[str, str]]]  # relation -> (column, type)
 
@@ -75,7 +76,7 @@ class ReplayedSource:
         return self._copy.engine.query(sql).arrow
 
     def schema(self) -> Schema:
-        from tidegate.views import VIEWS
+        from tidegate.engine.system_views import VIEWS
 
         tables = self._copy.engine.app.tables.items()
         found = {name: [(c.name, c.type.sql) for c in schema.columns] for name, schema in tables}
@@ -101,7 +102,7 @@ class PostgresSource:
         try:
             self._connection = psycopg.connect(url, autocommit=True)
         except psycopg.Error as error:
-            raise TidegateError(f"can't connect to {_without_password(url)}: {error}".rstrip()) from None
+            raise TidegateError(f"can't connect to {without_secrets(url)}: {error}".rstrip()) from None
         self.note = f"connected to {self._connection.info.host}:{self._connection.info.port}"
 
     def query(self, sql: str) -> pa.Table:
@@ -134,7 +135,7 @@ class HttpSource:
         if connect is None:
             raise TidegateError("this installation has no HTTP client; use the server's postgresql:// address")
         self._client = connect(url, token, retry_s=0.0)
-        self.note = f"connected to {url}"
+        self.note = f"connected to {without_secrets(url)}"
 
     def query(self, sql: str) -> pa.Table:
         found: pa.Table = self._client.query(sql).arrow
@@ -161,9 +162,3 @@ def _array(values: list[Any]) -> pa.Array:
         return pa.array(values)
     except (pa.ArrowException, TypeError, OverflowError):
         return pa.array([None if value is None else str(value) for value in values], pa.string())
-
-
-def _without_password(url: str) -> str:
-    scheme, _, rest = url.partition("://")
-    user, at, place = rest.rpartition("@")
-    return f"{scheme}://{user.partition(':')[0]}{at}{place}"

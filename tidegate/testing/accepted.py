@@ -84,7 +84,7 @@ class _Accepted:
         self._last = max(self._last, sequence_of(new))
 
 
-def _never(ticket: Ticket, timeout_s: float | None) -> None:
+def _never(_: Ticket, _timeout_s: float | None) -> None:
     raise AssertionError("tickets of a history are not waited for")
 
 

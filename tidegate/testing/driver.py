@@ -20,11 +20,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from tidegate.engine import Engine
+from tidegate.engine.engine import Engine
 from tidegate.errors import BatchError, CorruptionError, ProcedureFailed, TidegateError
 from tidegate.testing.doubles import ManualClock
 from tidegate.testing.history import History
 from tidegate.txn.execution import Execution, State
+from tidegate.txn.outcome import COMMITTED, PAUSED, Waits
 from tidegate.txn.transaction import Transaction
 
 STUCK_AFTER_S = 20.0
@@ -125,7 +126,7 @@ class SeededDriver:
         self._repair = repair
         self._inputs: deque[Input] = deque()
         self._decisions: dict[tuple[str, Any], deque[Push]] = {}
-        self._begun: dict[Execution, Any] = {}  # body run as far as it goes -> the outcome to settle, or "…"
+        self._begun: dict[Execution, Any] = {}  # body run as far as it goes -> the outcome to settle, or PAUSED
         self._broken: ProcedureFailed | None = None
         self._resumes = 0
         self._take(engine)
@@ -189,6 +190,7 @@ class SeededDriver:
         elif 0.5 < chance < 0.55:
             self._collect()
         elif self._outside(chance):
+            self._check_tables()
             return True
         choices: list[Callable[[], None]] = [self._admit] if self._inputs else []
         if self.engine.scheduler.halted and chance < 0.3:
@@ -199,6 +201,7 @@ class SeededDriver:
         if not choices:
             return False
         choices[self._random.randrange(len(choices))]()
+        self._check_tables()
         return True
 
     def _outside(self, chance: float) -> bool:
@@ -260,14 +263,14 @@ class SeededDriver:
 
     def _go_on(self, execution: Execution) -> None:
         outcome = self._begun.pop(execution)
-        if outcome == "…":
+        if outcome is PAUSED:
             self._body(execution)
             return
-        how = "commits" if outcome is None else f"ends: {outcome}"
+        how = "commits" if outcome is COMMITTED else f"ends: {outcome}"
         self._tell(f"{execution} {how}")
         self.engine.executor.settle(execution, outcome)
-        if isinstance(outcome, str):
-            self._tell(f"{execution} waits for {outcome}")
+        if isinstance(outcome, Waits):
+            self._tell(f"{execution} {outcome}")
 
     def _body(self, execution: Execution) -> None:
         context = execution.context
@@ -298,6 +301,15 @@ class SeededDriver:
     def _merge(self) -> None:
         self._tell("merge")
         self.engine.checkpoint()
+        self._check_tables(trimmed=self.manual)  # with threads, something else has happened since
+
+    def _check_tables(self, trimmed: bool = False) -> None:
+        """Their invariants hold, and what unfinished executions and held commits may read is there."""
+        engine = self.engine
+        with engine.lock:
+            commits = sorted(engine.executor.snapshots)
+            for table in engine.database.tables.values():
+                table.check(engine.scheduler.open_positions(table.name), commits, trimmed)
 
     def _collect(self) -> None:
         """Drop versions nobody may read: what a merge does last, without its cost."""
@@ -306,6 +318,7 @@ class SeededDriver:
             for table in self.engine.database.tables.values():
                 if table.chains:
                     table.trim(scheduler.open_positions(table.name), snapshots)
+            self._check_tables(trimmed=True)
 
     def _answer(self, asked: bool = False) -> bool:
         """Deliver a decision; ``asked``: only one that somebody waits for."""
@@ -329,7 +342,7 @@ class SeededDriver:
 
     def _expire(self) -> bool:
         """Let the deadlines of all open questions pass."""
-        with self.engine.lock:
+        with self.engine.turn:
             waiting = self.engine.scheduler.suspended()
             deadlines = [self.engine.app.streams[str(e.reason.stream)].deadline_s or 0.0 for e in waiting]
             if not deadlines:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tidegate.dataflows.app import App
-from tidegate.engine import Engine
+from tidegate.engine.engine import Engine
+from tidegate.engine.outcomes import Journal
 from tidegate.errors import Aborted, TidegateError
-from tidegate.journal import Journal
 from tidegate.streams.batch import Batch
 from tidegate.txn.execution import Execution
 from tidegate.txn.positions import Position
@@ -57,11 +57,12 @@ class History:
     def attach(self, engine: Engine) -> None:
         """Record from now on. A reopened engine is attached again, to the same history."""
         executor, scheduler = engine.executor, engine.scheduler
-        submit, submit_call, resume = executor.submit, executor.submit_call, scheduler.resume
+        place, place_call, resume = executor.place, executor.place_call, scheduler.resume
 
-        def recorded(sequence: int, batch: Batch, time: dt.datetime, ticket: Ticket) -> None:
-            self.entries.append(Entry(sequence, time, ticket, batch=batch))
-            submit(sequence, batch, time, ticket)
+        def recorded(first: int, batches: Sequence[Batch], time: dt.datetime, ticket: Ticket | None) -> None:
+            for sequence, batch in enumerate(batches, first):
+                self.entries.append(Entry(sequence, time, ticket or executor.nobodys(), batch=batch))
+            place(first, batches, time, ticket)
 
         def recorded_call(
             sequence: int,
@@ -72,7 +73,7 @@ class History:
             ticket: Ticket,
         ) -> None:
             self.entries.append(Entry(sequence, time, ticket, call=(unit, arguments, partitions)))
-            submit_call(sequence, unit, arguments, partitions, time, ticket)
+            place_call(sequence, unit, arguments, partitions, time, ticket)
 
         def recorded_resume(dataflow: str, next_sequence: Any) -> list[Execution]:
             executions = resume(dataflow, next_sequence)
@@ -80,8 +81,8 @@ class History:
                 self.moved[e.unit.name, e.key, e.batch_id] = e.position
             return executions
 
-        executor.submit = recorded  # type: ignore[method-assign]
-        executor.submit_call = recorded_call  # type: ignore[method-assign]
+        executor.place = recorded  # type: ignore[method-assign]
+        executor.place_call = recorded_call  # type: ignore[method-assign]
         scheduler.resume = recorded_resume  # type: ignore[method-assign]
         self.listen(engine.app, engine.runtime)
 
@@ -112,8 +113,8 @@ def outcome_of(runtime: Runtime, journal: Journal, history: History) -> Outcome:
     """The state a run ended in."""
     outcome = Outcome(streams=history.emitted)
     for table in runtime.database.tables.values():
-        runtime.database.load_all(table)
-        outcome.tables[table.name] = {key: row for key, row in table.rows.items() if row is not None}
+        rows = ((key, table.newest(key)) for key in runtime.database.all_keys(table))
+        outcome.tables[table.name] = {key: row for key, row in rows if row is not None}
     for program in runtime.programs.values():
         for name, states in program.windows.items():
             for key, state in states.items():

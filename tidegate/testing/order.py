@@ -5,15 +5,18 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
+from tidegate import mutex
 from tidegate.clock import Clock
 from tidegate.config import Config
 from tidegate.dataflows.app import App
-from tidegate.engine import Engine
+from tidegate.engine.engine import Engine
 from tidegate.storage.database import Database
+from tidegate.testing.bystanders import Bystanders
 from tidegate.testing.doubles import ManualClock
 from tidegate.testing.driver import Input, SeededDriver
 from tidegate.testing.history import History, call_result, differences, outcome_of
@@ -69,6 +72,7 @@ class Setting:
     reopen: Callable[[Engine], Engine] | None = None
     merges: float = 0.02
     compare_base: bool = True  # merge at the end, and compare what the base then holds
+    never: Sequence[str] | None = None  # with bystanders, who never find a row by these queries; None: without
 
 
 def run_once(app: App, inputs: Sequence[Input], seed: int, setting: Setting) -> Report:
@@ -80,7 +84,9 @@ def run_once(app: App, inputs: Sequence[Input], seed: int, setting: Setting) -> 
     history = driver.history
     found: list[str]
     try:
-        driver.run(inputs)
+        with nullcontext() if setting.never is None else Bystanders(engine, setting.never):
+            driver.run(inputs)
+        _check_locks()
         found = _compare(app, driver, setting)
         merges = driver.engine.database.base.merges
     except Exception as error:
@@ -90,6 +96,13 @@ def run_once(app: App, inputs: Sequence[Input], seed: int, setting: Setting) -> 
     if found:
         raise OrderViolation(seed, setting.executor, inputs, found, history)
     return Report(seed, setting.executor, len(history.entries), len(history.steps), driver.most_open, merges)
+
+
+def _check_locks() -> None:
+    """On any thread, also where nobody heard of it."""
+    if mutex.violations:
+        told, mutex.violations[:] = mutex.violations[0], []
+        raise mutex.OutOfOrder(told)
 
 
 def _let_go(engine: Engine) -> None:
@@ -141,13 +154,7 @@ def leftovers(engine: Engine) -> Iterator[str]:
         table.trim(())
         if table.chains:
             yield f"table {table.name} still holds old versions of {set(table.chains)}"
-        for index in table.indexes:
-            fresh: dict[Any, set[Any]] = {}
-            for key, row in table.rows.items():
-                if row is not None and index.value_of(row) is not None:
-                    fresh.setdefault(index.value_of(row), set()).add(key)
-            if fresh != index.entries():
-                yield f"index {index.name} of {table.name} holds {index.entries()}, its rows are {fresh}"
+        table.check(trimmed=True)
 
 
 def check_order(

@@ -13,11 +13,12 @@ from typing import Any
 
 from tidegate.dataflows.app import App
 from tidegate.dataflows.graph import Graph
+from tidegate.engine.outcomes import Journal
 from tidegate.errors import Aborted, ProcedureFailed, TidegateError
-from tidegate.journal import Journal
 from tidegate.storage.database import Database
 from tidegate.streams.batch import Batch
 from tidegate.testing.history import Entry, History, Outcome, call_result, outcome_of
+from tidegate.txn.outcome import Waits
 from tidegate.txn.positions import Position, position
 from tidegate.txn.program import UnitProgram
 from tidegate.txn.runtime import Runtime
@@ -123,9 +124,9 @@ class Reference:
 
     def _finish(self, unit: UnitProgram, txn: Transaction) -> TidegateError | None:
         outcome = self.runtime.attempt(txn)
-        if isinstance(outcome, str):
+        if isinstance(outcome, Waits):
             raise ValueError(
-                f"{unit.name} waits for batch {txn.batch_id} on {outcome}, which the history does not hold: "
+                f"{unit.name} waits for batch {txn.batch_id} on {outcome.stream}, which the history does not hold: "
                 f"only finished histories can be compared"
             )
         if isinstance(outcome, Aborted):
@@ -135,7 +136,7 @@ class Reference:
                 self.journal.dead_letter(txn, outcome)
             elif unit.unit.inputs:
                 raise outcome
-        return outcome
+        return outcome if isinstance(outcome, TidegateError) else None
 
 
 def run_serially(app: App, history: History, database: Database | None = None) -> Outcome:

@@ -25,7 +25,7 @@ from tidegate.errors import TidegateError
 from tidegate.storage.types import ColumnType
 from tidegate.streams.batch import Batch
 from tidegate.streams.windows import window
-from tidegate.streams.windows.joins import join
+from tidegate.streams.windows.declare.joins import join
 from tidegate.testing.driver import Call, Push
 from tidegate.txn.transaction import Transaction
 
@@ -226,7 +226,10 @@ def till(recovery: str = "weak") -> App:
         "CREATE TABLE paid (shop INTEGER, number INTEGER, amount INTEGER, PRIMARY KEY (shop, number))",
         partition_by="shop",
     )
-    app.table("CREATE TABLE runs (shop INTEGER PRIMARY KEY, orders INTEGER, payments INTEGER)", partition_by="shop")
+    app.table(
+        "CREATE TABLE runs (shop INTEGER PRIMARY KEY, orders INTEGER, payments INTEGER, total BIGINT)",
+        partition_by="shop",
+    )
     app.table("CREATE TABLE ledger (id INTEGER PRIMARY KEY, n INTEGER NOT NULL, last_batch BIGINT)")
     for name, value in (("orders", "item INTEGER"), ("payments", "amount INTEGER")):
         app.stream(name, f"shop INTEGER, number INTEGER, {value}, t BIGINT NOT NULL", border=True, key="shop")
@@ -253,16 +256,18 @@ def till(recovery: str = "weak") -> App:
         if any(payment.amount == 13 for payment in payments):
             txn.abort("forged")
         before = txn.get("runs", txn.key)
-        orders, paid = (0, 0) if before is None else before[1:]
-        txn.upsert("runs", (txn.key, orders + len(checked), paid + len(payments)))
+        orders, paid = (0, 0) if before is None else before[1:3]
         for pair in txn.window("pairs").results or ():
             txn.upsert("paid", (txn.key, pair.number, pair.amount))
             txn.emit("matched", [(txn.key, pair.number, pair.amount, txn.random.random())])
+        total = txn.execute("SELECT coalesce(sum(amount), 0)::BIGINT FROM paid WHERE number % 3 < 2").scalar()
+        txn.upsert("runs", (txn.key, orders + len(checked), paid + len(payments), total))
 
     @app.procedure(inputs="matched", writes=["ledger"])
     def enter(txn: Transaction, matched: Batch) -> None:
         before = txn.get("ledger", 1)
         txn.upsert("ledger", (1, len(matched) + (0 if before is None else before.n), txn.batch_id))
+        txn.execute("UPDATE ledger SET n = n + 1 WHERE id IN (SELECT id FROM ledger WHERE n % 5 = 0)")
 
     return app
 

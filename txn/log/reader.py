@@ -2,6 +2,7 @@
 
 A frame that does not check is either the torn end of what was being written when the machine stopped, which nobody was
 told about, or damage to something acknowledged. A mark behind it that claims more to be on disk tells the two apart.
+Only the last segment can be torn; every other one ends where the next says that it ends, with the chain that it says.
 """
 
 from __future__ import annotations
@@ -18,22 +19,26 @@ from tidegate.txn.log.record import (
     FORMAT,
     HEADER,
     KINDS,
-    MAX_BODY,
     Any_,
     Checkpoint,
     Executed,
     Mark,
     Record,
     Segment,
+    body_of,
     decode,
     decode_raw,
     kind_of,
+    seal,
 )
 
 UNAPPLIED = frozenset({Segment, Mark, Checkpoint})  # they say something about the log, not about the engine
 CHECKPOINTS: frozenset[type[Record]] = frozenset({Checkpoint})
 BEFORE_A_REPLAY = {"weak": CHECKPOINTS | {Executed}}  # what must be known, by mode; else checkpoints alone
+OLDER = "open it with the release that wrote it and take the rows over, or begin with a new directory"
 TOLD_EVERY = 1 << 18  # bytes
+MARK = body_of(Mark(0))[:2]  # how the body of every mark begins
+MARK_BYTES = len(body_of(Mark(2**63, 2**32 - 1)))  # of the longest
 
 
 class Entry(NamedTuple):
@@ -59,7 +64,8 @@ class Cut(NamedTuple):
 
 
 class LogReader:
-    """The log of one directory, from ``start`` (an LSN) to its end. ``end`` and ``cut`` are known when it is read.
+    """The log of one directory, from ``start`` (an LSN) to its end. ``end``, ``chain`` (the crc32 of the last frame before it)
+    and ``cut`` are known when it is read.
 
     ``segment``: the header of the segment that the last entry came from. ``applied``: the headers of segments with records
     that a replay applies, each with the LSN of the last of them.
@@ -72,33 +78,38 @@ class LogReader:
         self._survey = survey
         self.applied: list[tuple[Segment, int]] = []
         self.end = start
+        self.chain = 0
         self.cut: Cut | None = None
         self.segment: Segment | None = None
+        self._before = ""  # the name of the segment that was read last
 
     def __iter__(self) -> Iterator[Entry]:
         for name, begin, last in self._segments():
             yield from self._entries(name, begin, last)
 
-    def records(self, reached: Callable[[int], None] = lambda lsn: None) -> Iterator[Any_]:
+    def records(self, chain: int, reached: Callable[[int], None] = lambda lsn: None) -> Iterator[Any_]:
         """The records alone, of a log that was gone through before and has no torn tail any more. The short way for a replay.
 
+        ``chain``: the crc32 of the frame before ``start``, as known to whoever stands there: a log with another one is refused.
         Rows of chunks are left as bytes. ``reached(lsn)`` is called now and then.
         """
-        header, length, crc32, start = HEADER.unpack_from, HEADER.size, zlib.crc32, self._start
+        header, length, crc32 = HEADER.unpack_from, HEADER.size, zlib.crc32
         for name, begin, _ in self._segments():
             data = self._files.read(name)
-            total, offset, told = len(data), 0, 0
+            offset, before = self._place(name, begin, data, chain)
+            total, told = len(data), offset
             while offset < total:
                 size, crc = header(data, offset)
                 end = offset + length + size
                 body = data[offset + length : end]
-                if crc32(body) != crc:
+                if crc32(body, before) != crc:
                     raise self._damaged(name, offset, begin + offset)
+                before = crc
                 try:
                     record = decode_raw(body)
                 except msgspec.MsgspecError:
                     raise _unknown(name, begin + offset) from None
-                if begin + offset >= start and type(record) not in UNAPPLIED:
+                if type(record) not in UNAPPLIED:
                     yield record
                 offset = end
                 if offset - told > TOLD_EVERY:
@@ -106,10 +117,35 @@ class LogReader:
                     reached(begin + offset)
             self.end = begin + offset
 
+    def _place(self, name: str, begin: int, data: bytes, chain: int) -> tuple[int, int]:
+        """Where in a segment a replay begins to read, and the crc32 that its first frame goes on from."""
+        if begin > self._start:
+            return 0, 0
+        offset = before = found = 0
+        while offset < len(data) and begin + offset <= self._start:
+            size, crc = HEADER.unpack_from(data, offset)
+            body = data[offset + HEADER.size : offset + HEADER.size + size]
+            if offset == 0:
+                found = _header(name, begin, body).previous
+            if begin + offset == self._start:
+                break
+            if zlib.crc32(body, before) != crc:
+                raise self._damaged(name, offset, begin + offset)
+            before = found = crc
+            offset += HEADER.size + size
+        if begin + offset != self._start or found != chain:
+            raise RecoveryRefused(
+                f"base.duckdb stands for the log up to LSN {self._start} and for what came before it, but log segment {name} "
+                f"has something else there: they come from copies of one directory that went on separately. Put back the "
+                f"files of one copy; if this is the right log, move base.duckdb away: it is rebuilt from the rest",
+                file=name,
+            )
+        return offset, before
+
     def _segments(self) -> Iterator[tuple[str, int, bool]]:
         """Name and first LSN of each segment to read, and whether it is the last; raises where one is missing."""
         names = self._files.names()
-        starts = [int(name.removesuffix(".log")) for name in names]
+        starts = [begin_of(name) for name in names]
         unread = True
         for place, (name, begin) in enumerate(zip(names, starts, strict=True)):
             last = place == len(names) - 1
@@ -118,7 +154,8 @@ class LogReader:
             whole = begin <= self._start or self._start == 0 if unread else begin == self.end
             if not whole:
                 raise LogDamaged(
-                    f"the log has a gap: {name} begins at {begin}, but what is before it ends at {self.end}; a segment is "
+                    f"the log has a gap: {name} begins at {begin}, but what is before it"
+                    f"{f' ({self._before})' if self._before else ''} ends at {self.end}; a segment is "
                     f"missing or cut short. Restore it from a backup",
                     file=name,
                     offset=0,
@@ -129,26 +166,27 @@ class LogReader:
 
     def _entries(self, name: str, begin: int, last: bool) -> Iterator[Entry]:
         data = self._files.read(name)
-        total, offset, applied = len(data), 0, -1
+        total, offset, applied, chain = len(data), 0, -1, 0
         header, length, crc32 = HEADER.unpack_from, HEADER.size, zlib.crc32
         lsn = self.end = begin
         wanted = frozenset(KINDS.values()) - {Segment, Mark}
         while offset < total:
             size, crc = header(data, offset) if offset + length <= total else (0, 0)
             body = data[offset + length : offset + length + size]
-            if not size or len(body) != size or crc32(body) != crc:
+            if not size or len(body) != size or crc32(body, chain) != crc:
                 self._bad(name, data, offset, begin, last)
                 break
+            if offset == 0:
+                segment = self._follow(name, begin, body)
+                if self._survey:
+                    wanted = BEFORE_A_REPLAY.get(segment.mode, CHECKPOINTS)
             kind = kind_of(body)
             if kind is None:
                 raise _unknown(name, lsn)
+            chain = crc
             offset += length + size
             self.end = end = begin + offset
-            if kind is Segment:
-                segment = self._check_format(name, _decoded(body, name, lsn))
-                if self._survey:
-                    wanted = BEFORE_A_REPLAY.get(segment.mode, CHECKPOINTS)
-            elif lsn >= self._start:
+            if lsn >= self._start:
                 if kind not in UNAPPLIED:
                     applied = lsn
                 if kind in wanted:
@@ -156,33 +194,94 @@ class LogReader:
             lsn = end
         if not data and not last:
             raise self._damaged(name, 0, begin)
+        if offset:
+            self.chain = chain
+            self._before = name
         if applied >= 0 and self.segment is not None:
             self.applied.append((self.segment, applied))
 
+    def _follow(self, name: str, begin: int, body: bytes) -> Segment:
+        """A segment begins: is it the one that comes here, and of the same directory?"""
+        segment, before = _header(name, begin, body), self.segment
+        if before is not None and segment.directory != before.directory:
+            raise RecoveryRefused(
+                f"log segment {name} belongs to directory {segment.directory}, but {self._before}, in front of it, to "
+                f"{before.directory}: a file of another directory was copied in. Put back the right one",
+                file=name,
+            )
+        if before is not None and (segment.number, segment.previous) != (before.number + 1, self.chain):
+            raise LogDamaged(
+                f"log segment {name} does not go on where {self._before} ends: it is segment {segment.number} and follows "
+                f"checksum {segment.previous:08x}, in front of it is segment {before.number} with {self.chain:08x}. One of "
+                f"them was taken from another copy of the directory, or records at its end are gone. Restore both from one "
+                f"backup, then open again",
+                file=name,
+                offset=0,
+                lsn=begin,
+            )
+        self.segment = segment
+        return segment
+
     def _bad(self, name: str, data: bytes, offset: int, begin: int, last: bool) -> None:
-        """A frame does not check: cut a torn tail, refuse damage."""
+        """A frame does not check: cut a torn tail, refuse damage.
+
+        A header is on disk before anything is written behind it. So behind a bad one any mark tells of damage, whoever made it.
+        """
         lsn = begin + offset
-        if not last or _claims_beyond(data, offset, lsn):
+        directory = None if offset == 0 or self.segment is None else self.segment.directory
+        if not last or _claims_beyond(data, offset, lsn, directory):
             raise self._damaged(name, offset, lsn)
         self.cut = Cut(name, offset, len(data) - offset)
 
     def _damaged(self, name: str, offset: int, lsn: int) -> LogDamaged:
         return LogDamaged(
             f"log segment {name} is damaged at byte {offset} (LSN {lsn}): the record there was acknowledged and can't be "
-            f"read. Nothing behind it was replayed. Restore the file from a backup, then open again",
+            f"read, or is not the one that belongs there. Nothing behind it was replayed. Restore the file from a backup, "
+            f"then open again",
             file=name,
             offset=offset,
             lsn=lsn,
         )
 
-    def _check_format(self, name: str, segment: Any_) -> Segment:
-        assert isinstance(segment, Segment)
-        if segment.format > FORMAT:
-            raise RecoveryRefused(
-                f"log segment {name} has format {segment.format}, this tidegate knows up to {FORMAT}; upgrade tidegate"
-            )
-        self.segment = segment
-        return segment
+
+def begin_of(name: str) -> int:
+    """The LSN that a segment begins at, by its name."""
+    try:
+        return int(name.removesuffix(".log"))
+    except ValueError:
+        raise RecoveryRefused(
+            f"the log has a file {name}, which is no segment: those are named after the LSN they begin at. Move it away",
+            file=name,
+        ) from None
+
+
+def _header(name: str, begin: int, body: bytes) -> Segment:
+    """The header that a segment begins with, if it is one of ours and the segment has its own name."""
+    if kind_of(body) is not Segment:
+        raise LogDamaged(
+            f"log segment {name} does not begin with a header, but with another record: its beginning is missing. Restore "
+            f"the file from a backup, then open again",
+            file=name,
+            offset=0,
+            lsn=begin,
+        )
+    written = msgspec.msgpack.decode(body)[1]
+    if written != FORMAT:
+        raise RecoveryRefused(
+            f"log segment {name} has format {written}, this tidegate reads format {FORMAT}; "
+            + ("upgrade tidegate" if written > FORMAT else OLDER)
+        )
+    segment = _decoded(body, name, begin)
+    assert isinstance(segment, Segment)
+    if segment.begin != begin:
+        raise LogDamaged(
+            f"log segment {name} says of itself that it begins at LSN {segment.begin}: it was renamed, or swapped with "
+            f"another. Give every segment its own name ({segment.begin:020d}.log), then open again",
+            file=name,
+            offset=0,
+            lsn=begin,
+        )
+    return segment
 
 
 def _decoded(body: bytes, name: str, lsn: int) -> Any_:
@@ -195,35 +294,27 @@ def _decoded(body: bytes, name: str, lsn: int) -> Any_:
 def _unknown(name: str, lsn: int) -> RecoveryRefused:
     """A sound frame that can't be decoded is not damage: it is never cut."""
     return RecoveryRefused(
-        f"log segment {name} holds a record at byte {lsn - int(name.removesuffix('.log'))} of a kind this tidegate does not "
+        f"log segment {name} holds a record at byte {lsn - begin_of(name)} of a kind this tidegate does not "
         f"know; a newer one wrote it: upgrade tidegate"
     )
 
 
-def _body(data: bytes, offset: int) -> bytes | None:
-    """The body of the frame at ``offset``, or None when there is no whole and sound one."""
-    begin = offset + HEADER.size
-    if begin > len(data):
-        return None
-    size, crc = HEADER.unpack_from(data, offset)
-    body = data[begin : begin + size]
-    return body if 0 < size <= MAX_BODY and len(body) == size and zlib.crc32(body) == crc else None
-
-
-def _claims_beyond(data: bytes, offset: int, lsn: int) -> bool:
-    """Is there, anywhere after ``offset``, a mark that says that the log is on disk beyond ``lsn``?"""
-    for place in range(offset + 1, len(data) - HEADER.size):
-        size = int.from_bytes(data[place : place + 4], "little")
-        if 0 < size <= 16:  # marks are small
-            body = _body(data, place)
-            if body is not None and _synced(body) > lsn:
-                return True
+def _claims_beyond(data: bytes, offset: int, lsn: int, directory: str | None) -> bool:
+    """Is there, anywhere after ``offset``, a mark (of this directory) that says that the log is on disk beyond ``lsn``?"""
+    place = data.find(MARK, offset + HEADER.size)
+    while place >= 0:
+        size, _ = HEADER.unpack_from(data, place - HEADER.size)
+        if size <= MARK_BYTES and _claimed(data[place : place + size], directory) > lsn:
+            return True
+        place = data.find(MARK, place + 1)
     return False
 
 
-def _synced(body: bytes) -> int:
+def _claimed(body: bytes, directory: str | None) -> int:
     try:
-        record = decode(body)
+        mark = decode(body)
     except msgspec.MsgspecError:
         return -1
-    return record.synced if isinstance(record, Mark) else -1
+    if not isinstance(mark, Mark) or mark.synced < 0:
+        return -1
+    return mark.synced if directory is None or mark.seal == seal(directory, mark.synced) else -1

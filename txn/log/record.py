@@ -1,13 +1,19 @@
 """Log records, and how one becomes bytes.
 
-    frame   length u32 │ crc32 of body u32 │ body (msgpack array, its first element the kind)
+    frame   length u32 │ crc32 u32 │ body (msgpack array, its first element the kind)
 
 The address of a record (its LSN) is the offset of its frame in the log as one endless file; a segment's name is the
 LSN it begins at.
 
+Frames are a chain: the crc32 of a frame goes on from that of the frame before it, so that it checks in its own place and nowhere
+else. Every segment begins a chain of its own, with a header that says which directory it belongs to, its number and LSN,
+and how the chain of the segment before it ended. So a frame or a segment that is missing, comes twice, in another order or
+from another log is noticed, whatever it holds.
+
 A ``Mark`` says up to which LSN the log is known to be on disk. It is written after every sync, unsynced itself (with the next
 group, if records wait for that), so that a damaged record *below* some later mark can be told from a torn tail: the first was
-acknowledged and must be reported, the second was not and is cut.
+acknowledged and must be reported, the second was not and is cut. Behind damage no frame checks any more, so a mark has a seal by
+which it is recognised there. It depends on the directory's identity: no row that somebody pushed looks like a mark.
 """
 
 from __future__ import annotations
@@ -20,9 +26,8 @@ from typing import Any, get_args
 
 import msgspec
 
-FORMAT = 1
+FORMAT = 2
 HEADER = struct.Struct("<II")
-MAX_BODY = 1 << 30
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True, tag_field="kind"):
@@ -30,19 +35,29 @@ class Record(msgspec.Struct, frozen=True, array_like=True, tag_field="kind"):
 
 
 class Segment(Record, frozen=True, array_like=True, tag=0):
-    """First record of every segment: who wrote it, and with which code."""
+    """First record of every segment: who wrote it, with which code, and where it belongs.
+
+    ``opening`` is drawn anew whenever a directory is opened: copies of a directory, which have its identity, have other
+    chains from the moment that they go on separately.
+    """
 
     format: int
     app: str
     mode: str
     procedures: dict[str, str]  # name -> hash of its code
     streams: dict[str, list[list[str]]]  # name -> [[column, type], ...]
+    directory: str = ""  # its identity, drawn when it was created
+    opening: str = ""
+    number: int = 0  # of this segment, counted since the directory was created
+    begin: int = 0  # the LSN of this record
+    previous: int = 0  # the crc32 of the last frame before this segment
 
 
 class Mark(Record, frozen=True, array_like=True, tag=1):
-    """Everything below ``synced`` is on disk."""
+    """Everything below ``synced`` is on disk. ``seal``: what :func:`seal` gives for it."""
 
     synced: int
+    seal: int = 0
 
 
 class Pushed(Record, frozen=True, array_like=True, tag=2):
@@ -134,12 +149,17 @@ class Checkpoint(Record, frozen=True, array_like=True, tag=7):
 
 
 class Subscribed(Record, frozen=True, array_like=True, tag=8):
-    """A durable subscription was made, or (``closed``) dropped. ``snapshot``: it begins with one, which a call brings."""
+    """A durable subscription was made, or (``closed``) dropped. ``snapshot``: it begins with one, which a call brings.
+
+    ``since``: it gets what executions of later sequence numbers emit. What was on its way when it was made is not its,
+    whenever that commits: a replay may have run it before it comes to this record.
+    """
 
     subscription: str
     stream: str
     closed: bool = False
     snapshot: bool = False
+    since: int = 0
 
 
 Any_ = Segment | Mark | Pushed | Fed | Called | Executed | Resumed | Delivered | Checkpoint | Subscribed
@@ -153,10 +173,24 @@ _raw_decoder = msgspec.msgpack.Decoder(
 )
 
 
-def encode(record: Record) -> bytes:
-    """The record as a frame."""
-    body = _encoder.encode(record)
-    return HEADER.pack(len(body), zlib.crc32(body)) + body
+body_of: Callable[[Record], bytes] = _encoder.encode
+"""The record as the body of a frame."""
+
+
+def framed(body: bytes, chain: int) -> tuple[bytes, int]:
+    """The frame behind one whose crc32 is ``chain``, and its own crc32."""
+    crc = zlib.crc32(body, chain)
+    return HEADER.pack(len(body), crc) + body, crc
+
+
+def encode(record: Record, chain: int = 0) -> bytes:
+    """The record as a frame, the first of a segment unless told otherwise."""
+    return framed(body_of(record), chain)[0]
+
+
+def seal(directory: str, synced: int) -> int:
+    """By what a mark of this directory is recognised where its frame can't be checked."""
+    return zlib.crc32(synced.to_bytes(8, "little"), zlib.crc32(directory.encode()))
 
 
 def decode(body: bytes) -> Any_:

@@ -89,7 +89,7 @@ async function decide(question, give) {
   showQuestions();
   const body = { patient: question.patient, give, decided_by: "the doctor at this page" };
   try {
-    const answer = await fetch(`/v1/questions/${question.stream}/${question.batch_id}`, {
+    const answer = await fetch(`/v1/questions/${question.stream}/${question.batch_id}?question=${question.question}`, {
       method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body),
     });
     if (!answer.ok) throw new Error((await answer.json()).error?.message ?? `the server answered ${answer.status}`);

@@ -13,7 +13,7 @@ from every_type import NULLS, ROW
 
 from tidegate import App, Batch, Engine
 from tidegate.connectors.callback import CallbackSink
-from tidegate.connectors.webhook import WebhookSink
+from tidegate.connectors.http.webhook import WebhookSink
 from tidegate.errors import SinkError
 
 Open = Callable[..., Engine]

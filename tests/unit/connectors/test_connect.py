@@ -20,15 +20,15 @@ import pytest
 from typer.testing import CliRunner
 
 import tidegate
-from tidegate.cli import app as commands
-from tidegate.connectors.running import metrics, running
-from tidegate.connectors.toml_file import SINKS as SINKS_BY_KIND
-from tidegate.connectors.toml_file import SOURCES, read_setup
+from tidegate.cli.main import app as commands
+from tidegate.connectors.shared.running import metrics, running
+from tidegate.connectors.shared.toml_file import SINKS as SINKS_BY_KIND
+from tidegate.connectors.shared.toml_file import SOURCES, read_setup
 from tidegate.errors import TidegateError
 
 APP = """
 from tidegate import App
-from tidegate.rejects import declare_rejected
+from tidegate.outside.rejects import declare_rejected
 
 app = App("shop")
 app.stream("orders", "id BIGINT NOT NULL, item VARCHAR", border=True)
@@ -124,7 +124,7 @@ def test_sinks_alone_take_what_waits_and_stop(place: Path, monkeypatch: pytest.M
     assert run("connect", "hook.toml", "--once").exit_code == 0
     (place / "in" / "b.csv").write_text("id,item\n3,rice\n")
     assert run("connect", "connect.toml", "--once").exit_code == 0
-    monkeypatch.setattr("tidegate.connectors.running.DRAIN_S", 0.5)
+    monkeypatch.setattr("tidegate.connectors.shared.running.DRAIN_S", 0.5)
     done = run("connect", "hook.toml", "--once", "--json")
     assert done.exit_code == 1
     assert json.loads(done.stdout)[0]["state"] == "failing"
@@ -336,7 +336,7 @@ NOT_INSTALLED = [
 WITHOUT = """
 import sys
 sys.argv = ["tidegate", "connect"]
-from tidegate.cli import main
+from tidegate.cli.main import main
 for number, package in enumerate(sys.stdin.read().split()):
     sys.modules[package] = None
     sys.argv[2:] = [f"{number}.toml"]

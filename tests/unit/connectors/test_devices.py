@@ -17,9 +17,9 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from tidegate import App, Batch, Engine
-from tidegate.connectors.http_source import HttpSource, WebSocketSource
-from tidegate.connectors.mqtt_source import MqttSource
-from tidegate.connectors.wfdb_source import WfdbSource, wfdb
+from tidegate.connectors.http.source import HttpSource, WebSocketSource
+from tidegate.connectors.mqtt import MqttSource
+from tidegate.connectors.wfdb import WfdbSource, wfdb
 from tidegate.errors import SourceError
 
 Open = Callable[..., Engine]

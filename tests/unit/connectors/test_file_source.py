@@ -16,8 +16,8 @@ import pytest
 from source_apps import keeping, kept, rejected
 
 from tidegate import Engine, crashpoints
-from tidegate.connectors.file_source import FileSource
-from tidegate.connectors.files import FileSink
+from tidegate.connectors.files.sink import FileSink
+from tidegate.connectors.files.source import FileSource
 from tidegate.errors import Overloaded, SourceError, TidegateError
 
 Open = Callable[..., Engine]

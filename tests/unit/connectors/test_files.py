@@ -13,7 +13,7 @@ import pytest
 from every_type import NULLS, ROW
 
 from tidegate import App, Batch, Engine
-from tidegate.connectors.files import FileSink
+from tidegate.connectors.files.sink import FileSink
 from tidegate.errors import SinkError
 
 Open = Callable[..., Engine]
@@ -22,7 +22,7 @@ FORMATS = ["ndjson", "csv", "parquet"]
 
 def batch_of(app: App, batch_id: int, word: str, key: Any = None) -> Batch:
     relation = app.streams["words"].relation
-    return Batch(relation, batch_id, [relation.conform((word,))], key)
+    return Batch(relation, batch_id, relation.conform_all([(word,)]), key)
 
 
 def opened(app: App, directory: Path, format: Any = "ndjson") -> FileSink:

@@ -17,15 +17,15 @@ from replication_slots import drop_slots
 from source_apps import keeping, kept
 
 from tidegate import App, Engine
-from tidegate.connectors.families import AS_AVRO, AS_JSON, PRINTED, TAKEN
-from tidegate.connectors.file_source import FileSource
-from tidegate.connectors.kafka_sink import KafkaSink
-from tidegate.connectors.kafka_source import KafkaSource
-from tidegate.connectors.mqtt_source import MqttSource
-from tidegate.connectors.postgres_changes import PostgresChanges
-from tidegate.connectors.reading import UNREADABLE, RowReader, from_text
-from tidegate.connectors.sql_source import SqlSource
-from tidegate.connectors.values import AvroValues, JsonSchemaValues
+from tidegate.connectors.files.source import FileSource
+from tidegate.connectors.kafka.sink import KafkaSink
+from tidegate.connectors.kafka.source import KafkaSource
+from tidegate.connectors.mqtt import MqttSource
+from tidegate.connectors.postgres.changes import PostgresChanges
+from tidegate.connectors.shared.families import AS_AVRO, AS_JSON, PRINTED, TAKEN
+from tidegate.connectors.shared.reading import UNREADABLE, RowReader, from_text
+from tidegate.connectors.shared.values import AvroValues, JsonSchemaValues
+from tidegate.connectors.sql.source import SqlSource
 from tidegate.errors import SinkError, SourceError
 from tidegate.storage.schema import Column, Relation
 from tidegate.storage.types import column_type

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tidegate.connectors.sparkcursor import Patience, Step, next_step
+from tidegate.connectors.spark.cursor import Patience, Step, next_step
 from tidegate.errors import BatchError, EngineClosed, Overloaded, ServerError
 
 

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from every_type import NULLS, ROW
 
 from tidegate import App, Batch, Engine
-from tidegate.connectors.sql import SqlSink
+from tidegate.connectors.sql.sink import SqlSink
 from tidegate.errors import SinkError
 
 Open = Callable[..., Engine]
@@ -29,7 +29,7 @@ def rows(database: sa.Engine, sql: str) -> list[tuple[Any, ...]]:
 
 def batch_of(app: App, stream: str, batch_id: int, *given: Any, key: Any = None) -> Batch:
     relation = app.streams[stream].relation
-    return Batch(relation, batch_id, [relation.conform(row) for row in given], key)
+    return Batch(relation, batch_id, relation.conform_all(given), key)
 
 
 def opened(app: App, database: sa.Engine, **options: Any) -> SqlSink:

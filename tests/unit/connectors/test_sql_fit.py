@@ -16,7 +16,7 @@ import pytest
 import sqlalchemy as sa
 
 from tidegate import App, Batch
-from tidegate.connectors.sql import SqlSink
+from tidegate.connectors.sql.sink import SqlSink
 from tidegate.errors import SinkError
 
 MOMENT, DAY, HOUR = dt.datetime(2026, 1, 2, 3, 4, 5, 678), dt.date(2026, 1, 2), dt.time(3, 4, 5, 678)
@@ -173,7 +173,7 @@ def test_types_that_fit_keep_every_value(database: sa.Engine) -> None:
     pairs = pairs_of(database, FITTING)
     kinds, columns = zip(*pairs, strict=True)
     relation = stream_of(*kinds)
-    given = [relation.conform(row) for row in zip_longest(*(VALUES[kind] for kind in kinds))]
+    given = relation.conform_all(zip_longest(*(VALUES[kind] for kind in kinds)))
     make_table(database, *columns)
     sink = SqlSink(database, "target")
     sink.open("out", relation)

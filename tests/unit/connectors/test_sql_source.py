@@ -15,8 +15,8 @@ from source_apps import keeping, kept, rejected
 
 from tidegate import Engine
 from tidegate.benchmarks.peers.postgres_server import PostgresServer
-from tidegate.connectors.postgres_changes import PostgresChanges
-from tidegate.connectors.sql_source import SqlSource
+from tidegate.connectors.postgres.changes import PostgresChanges
+from tidegate.connectors.sql.source import SqlSource
 from tidegate.errors import SourceError
 
 Open = Callable[..., Engine]
@@ -112,7 +112,7 @@ def changing(postgres: PostgresServer) -> Iterator[sa.Engine]:
 def following() -> Any:
     """An app that keeps a copy of the table."""
     from tidegate import App
-    from tidegate.rejects import declare_rejected
+    from tidegate.outside.rejects import declare_rejected
 
     app = App("copying")
     app.stream("changes", CHANGES, border=True)

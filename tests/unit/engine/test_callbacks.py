@@ -13,7 +13,7 @@ import pytest
 
 from tidegate import App, Batch, Engine, Ticket, Transaction
 from tidegate.errors import EngineClosed
-from tidegate.verify import verify
+from tidegate.offline.verify import verify
 
 PUSHES = 20
 SETTINGS = [
@@ -57,17 +57,17 @@ def synced_before_anyone_is_told(engine: Engine) -> None:
     durable = engine.durable
     if durable is None:
         return
-    pushed = durable.pushed
+    arrived = durable.arrived
 
     def append(*arguments: Any) -> int:
-        lsn = pushed(*arguments)
+        lsn = arrived(*arguments)
         syncing = threading.Thread(target=durable.writer.wait, args=(lsn,), daemon=True)
         syncing.start()
         while durable.writer.synced < lsn:
             pass
         return lsn
 
-    durable.pushed = append  # type: ignore[method-assign]
+    durable.arrived = append  # type: ignore[method-assign]
 
 
 def places(engine: Engine) -> list[tuple[int, int, int]]:
@@ -181,6 +181,7 @@ def test_a_callback_may_close_the_engine(open_engine: Callable[..., Engine]) -> 
 
     engine.push("arrivals", [(1,)]).add_done_callback(close)
     assert closed.wait(60)
+    engine.close()  # returns when it is closed; in the callback it returned at once
     with pytest.raises(EngineClosed):
         engine.push("arrivals", [(2,)])
 

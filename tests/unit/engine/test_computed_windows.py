@@ -12,8 +12,8 @@ import tidegate
 from tidegate import Aborted, App, Batch, DeclarationError, Transaction, window
 from tidegate import windows as w
 from tidegate.errors import RecoveryRefused
+from tidegate.offline.verify import verify
 from tidegate.testing import ManualClock
-from tidegate.verify import verify
 
 START = dt.datetime(2026, 1, 1)
 

@@ -11,8 +11,8 @@ import pytest
 
 import tidegate
 from tidegate import App, DeclarationError, either, partition, window, windows
+from tidegate.offline.verify import verify
 from tidegate.testing import ManualClock
-from tidegate.verify import verify
 
 EXECUTORS = ("serial", "threads", "manual")
 

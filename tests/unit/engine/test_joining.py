@@ -10,7 +10,7 @@ import pytest
 
 import tidegate
 from tidegate import App, either, join
-from tidegate.verify import verify
+from tidegate.offline.verify import verify
 
 EXECUTORS = ("serial", "threads", "manual")
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 import tidegate
-from tidegate import App, Transaction, pages
+from tidegate import App, Transaction
+from tidegate.engine import pages
 
 MB = 1 << 20
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import tidegate
-from tidegate import App, TidegateError, process
+from tidegate import App, TidegateError
+from tidegate import tuning as process
 
 USUAL = (700, 10, 10)
 

@@ -25,8 +25,8 @@ from tidegate.errors import (
     TidegateError,
     text_of,
 )
-from tidegate.rejects import declare_rejected
-from tidegate.sources import Chunk, Malformed
+from tidegate.outside.rejects import declare_rejected
+from tidegate.outside.sources import Chunk, Malformed
 from tidegate.txn.log.record import Executed
 
 HALF = "te\ud800"
@@ -265,7 +265,7 @@ def test_a_record_that_can_t_be_encoded_stops_the_engine_and_nobody_waits_for_ev
     engine = tidegate.open(app, tmp_path / "data", executor=executor)
     engine.push("numbers", [(1,)]).result(60)
     monkeypatch.setattr(
-        "tidegate.durability.Executed", lambda position, outcome, procedure: Executed(position, outcome, HALF)
+        "tidegate.directory.log.Executed", lambda position, outcome, procedure: Executed(position, outcome, HALF)
     )
     with pytest.raises(LogFailed, match=r"can't be written to the log \(UnicodeEncodeError.*the engine stops"):
         engine.push("numbers", [(2,)]).result(60)

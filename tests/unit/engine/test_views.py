@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from tidegate import App, Engine
-from tidegate.views import VIEWS
+from tidegate.engine import queries
+from tidegate.engine.system_views import VIEWS
+from tidegate.errors import StatementError
 
 Make = Callable[..., Engine]
 
@@ -96,3 +98,25 @@ def test_views_join_tables(open_engine: Make, ward: App) -> None:
     engine.push("orders", [(1, "aspirin"), (2, "risky")], 1)
     found = rows(engine, "SELECT m.drug, e.key FROM meds m, tidegate.executions e")
     assert found == [("aspirin", "2")]
+
+
+def test_queries_remember_statements_within_a_bound(open_engine: Any) -> None:
+    """Parsing and binding cost ten times what running does; the answer is that of the moment all the same."""
+    app = App("remembering")
+    app.table("CREATE TABLE t (id INTEGER PRIMARY KEY)")
+
+    @app.procedure(writes=["t"])
+    def add(txn: Any, number: int) -> None:
+        txn.insert("t", (number,))
+
+    engine = open_engine(app)
+    for number in range(300):
+        assert engine.query("SELECT count(*) FROM t WHERE id >= ?", 0).scalar() == number
+        engine.call("add", number)
+        assert engine.query(f"SELECT max(id) + {number} FROM t").scalar() == 2 * number
+    prepared = engine.queries._prepared
+    assert len(prepared) == queries.REMEMBERED
+    assert "SELECT count(*) FROM t WHERE id >= ?" in prepared
+    assert engine.query("SELECT count(*) FROM tidegate.tables").scalar() == 1
+    with pytest.raises(StatementError, match="only reads"):
+        engine.query("DELETE FROM t")

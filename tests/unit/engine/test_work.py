@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -338,3 +339,11 @@ def test_a_push_and_an_end_do_not_look_at_everything_that_waits(counter: App) ->
         assert ticket.done
         engine.scheduler.live = {}
         assert rows(engine, "SELECT n FROM totals") == [(31,)]
+
+
+@pytest.mark.parametrize("sync", ["group", "always", "off"])
+def test_waiting_runs_it_and_has_it_on_disk_whatever_the_executor(counter: App, tmp_path: Path, sync: Any) -> None:
+    for executor in ("manual", "serial", "threads"):
+        with tidegate.open(counter, tmp_path / executor, executor=executor, sync=sync) as engine:
+            engine.push("events", [("a", 1)]).result(60)
+            assert engine.query("SELECT count(*) FROM totals").scalar() == 1

@@ -7,12 +7,12 @@ import random
 import uuid
 from typing import Any
 
-from tidegate.storage.access import Access
 from tidegate.storage.database import Database
 from tidegate.storage.ddl import Scratch
-from tidegate.storage.rows import Rows
+from tidegate.storage.readers import PartitionReader, Reader
 from tidegate.storage.schema import Relation, Row, TableSchema
-from tidegate.storage.statements import Statement, prepare
+from tidegate.storage.sql.rows import Rows
+from tidegate.storage.sql.statements import Statement, prepare
 from tidegate.storage.view import View
 
 NOW = dt.datetime(2024, 5, 6, 7, 8, 9, 123456)
@@ -59,9 +59,8 @@ class Store:
     def view(self, position: int | None = None, by_key: Any = None, **options: Any) -> SeededView:
         if position is None:
             self.position = position = self.position + 1
-        access = {
-            name: Access(table, write=True, by_key=by_key is not None) for name, table in self.database.tables.items()
-        }
+        kind = Reader if by_key is None else PartitionReader
+        access = {name: kind(table, write=True) for name, table in self.database.tables.items()}
         partitions = None if by_key is None else dict.fromkeys(self.tables, by_key)
         return SeededView(self.database, position, access, partitions=partitions, **options)
 

@@ -12,7 +12,7 @@ from stores import Store
 
 from tidegate.errors import AccessError, ConstraintError, DataError, TidegateError
 from tidegate.storage import versions
-from tidegate.storage.access import Access
+from tidegate.storage.readers import Reader
 from tidegate.storage.view import View
 
 PLAIN = "CREATE TABLE t (k INTEGER PRIMARY KEY, v BIGINT, tag INTEGER); CREATE INDEX by_tag ON t (tag)"
@@ -283,7 +283,7 @@ def test_constraints_are_asked_about_every_row_in_turn_and_one_refused_means_non
 def test_only_declared_tables_are_changed(store: Store, call: Callable[[View], Any]) -> None:
     table = store.database.tables["t"]
     with pytest.raises(AccessError, match="declared only to read it"):
-        call(View(store.database, 9, {"t": Access(table, write=False)}))
+        call(View(store.database, 9, {"t": Reader(table, write=False)}))
     with pytest.raises(AccessError, match="without declaring it"):
         call(View(store.database, 9, {}))
 
@@ -299,8 +299,7 @@ def test_rows_changed_again_after_a_merge_are_dirty_again(store: Store, many: in
         view.delete_where("t", tag=1)
         store.commit(view)
     table = store.database.tables["t"]
-    table.begin_merge()
-    [changes] = table.taken(100)
+    [changes] = table.begin_merge().taken(100)
     assert sorted(changes.deleted) == sorted({*range(20), *range(1, 40, 3)})
     assert sorted(changes.inserted) == [(k, k * 10 + 2, k % 3) for k in range(20) if k % 3 != 1]
 
@@ -311,8 +310,7 @@ def test_rows_of_a_merge_that_failed_are_dirty_still(store: Store, many: int) ->
     view = store.view()
     view.update_each("t", range(20), v=0)
     store.commit(view)
-    table.begin_merge()
-    list(table.taken(7))
+    list(table.begin_merge().taken(7))
     table.merge_failed()
     again = store.view()
     again.delete_where("t")

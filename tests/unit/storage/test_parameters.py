@@ -6,7 +6,7 @@ import pytest
 
 import tidegate
 from tidegate import App, StatementError, Transaction
-from tidegate.storage.parameters import in_text_order
+from tidegate.storage.sql.parameters import in_text_order
 
 SQL = "SELECT a FROM t WHERE a > ? AND b IN (?, ?) ORDER BY a LIMIT ?"
 

@@ -5,6 +5,7 @@ and evicted around it: against a list of all commits there were.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stores import Store
 
-from tidegate.errors import CorruptionError
-from tidegate.storage.access import Access
+from tidegate.errors import ConstraintError, CorruptionError
+from tidegate.storage.indexes import Aged
+from tidegate.storage.readers import CommittedReader, Reader
 from tidegate.storage.view import View
 
 TABLE = "CREATE TABLE t (k INTEGER PRIMARY KEY, v INTEGER)"
@@ -69,13 +71,14 @@ class History:
             found.update(mine)
         return {key: v for key, v in found.items() if v is not None}
 
-    def check(self) -> None:
+    def check(self, trimmed: bool = False) -> None:
+        self.table.check(self.open_positions(), sorted(self.snapshots), trimmed)
         for at in [*self.unfinished, 1_000]:
-            view = View(self.database, at, {"t": Access(self.table, write=True)})
+            view = View(self.database, at, {"t": Reader(self.table, write=True)})
             hidden = self.written_below(at)  # they wait for these
             self.compare(view, self.expected(at), [key for key in KEYS if key not in hidden])
         for commit in self.snapshots:
-            view = View(self.database, 0, {"t": Access(self.table, write=False, committed=True)}, commit=commit)
+            view = View(self.database, 0, {"t": CommittedReader(self.table)}, commit=commit)
             self.compare(view, self.expected_as_of(commit), list(KEYS))
 
     def compare(self, view: View, expected: dict[int, int], keys: list[int]) -> None:
@@ -92,7 +95,7 @@ class History:
         assert {row[0]: row[1] for row in found} == expected
 
 
-@settings(deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     executions=st.lists(writes, min_size=1, max_size=9),
     ddl=st.sampled_from([TABLE, INDEXED]),
@@ -114,11 +117,11 @@ def test_every_reader_sees_what_was_committed_below_it(
                 history.snapshots.pop(data.draw(st.integers(0, len(history.snapshots) - 1)))
             elif step == "merge":
                 history.merge()
-            history.check()
+            history.check(trimmed=step == "merge")
         history.snapshots.clear()
         history.merge()
         assert not history.table.chains
-        history.check()
+        history.check(trimmed=True)
     finally:
         history.store.close()
 
@@ -199,3 +202,105 @@ def test_a_commit_and_loading_the_whole_table_do_not_wait_for_one_another() -> N
         assert not thread.is_alive(), "they wait for one another"
     assert table.newest(19) == (19, 0)
     assert [row.k for row in store.view(3).scan("t", v=0)] == [0, 19]
+
+
+class Meddled(Aged):
+    """Rows in memory. ``meddle`` runs once: after a row was looked for in vain, on whatever thread that was."""
+
+    __slots__ = ("meddle",)
+
+    def __init__(self, rows: Any, meddle: Callable[[], None]) -> None:
+        super().__init__(rows)
+        self.meddle: Callable[[], None] | None = meddle
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        found = super().get(key, default)
+        if found is default:
+            self.now()
+        return found
+
+    def __contains__(self, key: Any) -> bool:
+        found = super().__contains__(key)
+        if not found:
+            self.now()
+        return found
+
+    def now(self) -> None:
+        meddle, self.meddle = self.meddle, None
+        if meddle is not None:
+            meddle()
+
+
+def outgrown() -> Store:
+    """A table of three rows, all of them in the base and none in memory."""
+    store = Store(INDEXED)
+    store.database.commit({"t": {k: (k, 1) for k in (1, 2, 3)}}, 1, keep_older=False)
+    store.merge()
+    store.database.tables["t"].evict(0)
+    store.position = 1
+    return store
+
+
+@pytest.mark.parametrize("use", [read, update, update_each, insert])
+def test_rows_that_come_in_while_one_is_looked_for_are_not_taken_for_absent(use: Any) -> None:
+    store = outgrown()
+    table = store.database.tables["t"]
+    table.rows = Meddled(table.rows, lambda: store.database.load_all(table))
+    table.newest_held = table.rows.get
+    view = store.view()
+    if use is insert:
+        with pytest.raises(ConstraintError, match="already has a row"):
+            insert(view)
+    else:
+        assert use(view)
+    assert table.rows.meddle is None
+    store.close()
+
+
+@pytest.mark.parametrize("use", [read, update, update_each, insert, scan, count])
+def test_rows_that_are_evicted_while_one_is_looked_for_are_not_taken_for_absent(use: Any) -> None:
+    store = outgrown()
+    hold, load_all = store.database.hold, store.database.load_all
+
+    def once(bring_in: Callable[..., Any]) -> Callable[..., Any]:
+        def evicting(table: Any) -> Any:
+            found = bring_in(table)
+            store.database.hold, store.database.load_all = hold, load_all  # type: ignore[method-assign]
+            table.evict(0)
+            return found
+
+        return evicting
+
+    store.database.hold, store.database.load_all = once(hold), once(load_all)  # type: ignore[method-assign]
+    view = store.view()
+    if use is insert:
+        with pytest.raises(ConstraintError, match="already has a row"):
+            insert(view)
+    else:
+        assert use(view) in (3, (1, 1), (1, 2), [(1, 2)], [(1, 1), (2, 1), (3, 1)])
+    assert store.database.hold == hold
+    store.close()
+
+
+def test_a_table_is_not_complete_when_rows_were_evicted_as_the_last_ones_came_in() -> None:
+    store = outgrown()
+    table = store.database.tables["t"]
+    placing = table._placing
+
+    class Evicting:
+        """The lock of the table; when it is given up for the first time, a merge is waiting for it to evict rows."""
+
+        def __enter__(self) -> None:
+            placing.acquire()
+
+        def __exit__(self, *error: object) -> None:
+            placing.release()
+            table._placing = placing
+            table.evict(0)
+
+    table._placing = Evicting()  # type: ignore[assignment]
+    store.database.load_all(table)
+    assert not table.complete
+    assert [table.newest(k) for k in (1, 2, 3)] == [(1, 1), (2, 1), (3, 1)]
+    assert sorted(store.database.all_keys(table)) == [1, 2, 3]
+    store.close()

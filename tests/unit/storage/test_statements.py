@@ -17,7 +17,7 @@ from sqlalchemy.dialects import postgresql
 from stores import NOW, Store
 
 from tidegate.errors import AccessError, ConstraintError, DataError, StatementError
-from tidegate.storage.access import Access
+from tidegate.storage.readers import Reader
 
 BOTH = pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "duckdb"])
 
@@ -324,7 +324,7 @@ def test_undeclared_access(votes: Store, compiled: bool) -> None:
     view.access = {}
     with pytest.raises(AccessError, match="without declaring it"):
         votes.run("SELECT * FROM votes WHERE phone = 1", view=view, compiled=compiled)
-    view.access = {"votes": Access(votes.database.tables["votes"], write=False)}
+    view.access = {"votes": Reader(votes.database.tables["votes"], write=False)}
     with pytest.raises(AccessError, match="declared only to read"):
         votes.run("UPDATE votes SET n = 1 WHERE phone = 1", view=view, compiled=compiled)
 

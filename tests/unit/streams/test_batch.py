@@ -11,7 +11,7 @@ def batch(*rows: tuple[int, str], batch_id: int = 3, key: object = None) -> Batc
     app = App()
     app.stream("s", "n INTEGER, word VARCHAR", border=True)
     relation = app.streams["s"].relation
-    return Batch(relation, batch_id, [relation.conform(row) for row in rows], key)
+    return Batch(relation, batch_id, relation.conform_all(rows), key)
 
 
 def test_rows_are_named_tuples() -> None:

@@ -109,7 +109,7 @@ def test_an_id_given_late_does_not_lower_the_mark() -> None:
 def test_payloads_are_remembered_within_a_bound() -> None:
     door = border(columns="n INTEGER")
     for i in range(REMEMBERED + 5):
-        door.accept(None, [(i,)], i)
+        door.accept(None, ((i,),), i)
     assert len(door.sequences[None].digests) == REMEMBERED
     with pytest.raises(BatchError, match="too late"):
         push(door, [(0,)], 0)
@@ -140,4 +140,4 @@ def test_a_row_that_does_not_fit_is_named(rows: Any, fragments: tuple[str, ...])
 
 
 def test_a_nullable_column_may_be_left_out_of_a_dict() -> None:
-    assert border().check_rows([{"drug": "a"}]) == [(None, "a")]
+    assert border().check_rows([{"drug": "a"}]) == ((None, "a"),)

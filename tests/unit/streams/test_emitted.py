@@ -24,7 +24,7 @@ def batches() -> Made:
     chance = random.Random(1)
     made = []
     for number in range(1, 1_001):
-        rows = [relation.row(chance.randrange(1 << 40)) for _ in range(chance.randrange(1, 4))]
+        rows = tuple(relation.row(chance.randrange(1 << 40)) for _ in range(chance.randrange(1, 4)))
         made.append((number * 7 << 16, Batch(relation, number, rows, number % 10)))
     return made
 

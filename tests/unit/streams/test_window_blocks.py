@@ -13,10 +13,11 @@ from tidegate import window
 from tidegate import windows as w
 from tidegate.storage.schema import Column, Relation
 from tidegate.storage.types import column_type
-from tidegate.streams.windows import WindowSpec, open_state, panes
-from tidegate.streams.windows.blocks import BlockState
-from tidegate.streams.windows.panes import PaneState
-from tidegate.streams.windows.results import Results
+from tidegate.streams.windows import WindowSpec, open_state
+from tidegate.streams.windows.state import panes
+from tidegate.streams.windows.state.blocks import BlockState
+from tidegate.streams.windows.state.panes import PaneState
+from tidegate.streams.windows.state.results import Results
 
 READINGS = Relation(
     "s",
@@ -71,7 +72,7 @@ def split(rows: list[tuple[Any, ...]], cuts: list[int]) -> list[list[tuple[Any, 
     return [rows[a:b] for a, b in zip([0, *cuts], [*cuts, len(rows)], strict=True)]
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(case=cases())
 def test_blocks_give_what_panes_give(case: tuple[WindowSpec, list[tuple[Any, ...]], list[int]]) -> None:
     spec, rows, cuts = case

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from tidegate.storage.schema import Column, Relation
 from tidegate.storage.types import column_type
-from tidegate.streams.windows.columns import Columns
-from tidegate.streams.windows.fields import Segments, Summed
+from tidegate.streams.windows.state.columns import Columns
+from tidegate.streams.windows.state.fields import Segments, Summed
 
 READINGS = Relation("s", (Column("v", column_type("DOUBLE")),))
 NUMBERS = st.one_of(st.none(), st.floats(), st.sampled_from([0.0, -0.0, 1e16, 1.0, -1e16, 0.1, math.inf, -math.inf]))

@@ -16,8 +16,8 @@ from tidegate import windows as w
 from tidegate.storage.schema import Column, Relation
 from tidegate.storage.types import column_type
 from tidegate.streams.windows import open_state
-from tidegate.streams.windows.fields import Greatest, Summed
-from tidegate.streams.windows.pages import Pages
+from tidegate.streams.windows.state.fields import Greatest, Summed
+from tidegate.streams.windows.state.pages import Pages
 
 READINGS = Relation(
     "s",

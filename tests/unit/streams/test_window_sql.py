@@ -6,7 +6,7 @@ import pytest
 
 from tidegate import StatementError, window
 from tidegate import windows as w
-from tidegate.streams.windows.functions import Aggregates
+from tidegate.streams.windows.declare.functions import Aggregates
 
 
 def computed(sql: str, **more: object) -> tuple[tuple[str, ...], dict[str, str]]:

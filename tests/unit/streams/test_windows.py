@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from tidegate.storage.schema import Column, Relation
 from tidegate.storage.types import column_type
 from tidegate.streams.windows import window
-from tidegate.streams.windows.tuples import TupleState
+from tidegate.streams.windows.state.tuples import TupleState
 
 RELATION = Relation("s", (Column("n", column_type("BIGINT")),))
 
 
-def extent_by_definition(elements: list[list[Any]], number: int, size: int, slide: int) -> list[Any]:
-    return [row for element in elements[number * slide : number * slide + size] for row in element]
+def extent_by_definition(elements: list[list[Any]], number: int, size: int, slide: int) -> tuple[Any, ...]:
+    return tuple(row for element in elements[number * slide : number * slide + size] for row in element)
 
 
 def fired_by_definition(count: int, size: int, slide: int) -> int:

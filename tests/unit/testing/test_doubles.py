@@ -56,8 +56,8 @@ def test_source_and_sink():
         engine.push("answers", [(5,)], 2)
         assert [ticket.duplicate for ticket in source.feed(engine)] == [True, True]
         assert [(batch.id, batch.rows) for batch in sink.batches("doubled")] == [
-            (1, [(2,), (4,)]),
-            (2, [(6,)]),
+            (1, ((2,), (4,))),
+            (2, ((6,),)),
         ]
         assert sink.rows("doubled") == [(2,), (4,), (6,)]
         sink.close()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tidegate.txn.log.files import OsFiles
 from tidegate.txn.log.reader import LogReader
-from tidegate.txn.log.record import FORMAT, Called, Executed, Fed, Record, Segment, encode
+from tidegate.txn.log.record import FORMAT, HEADER, Called, Executed, Fed, Record, Segment, encode
 
 RECORDS: list[Record] = [
     Called(1, 0, "p", ["x" * 40], {}),
@@ -17,7 +17,10 @@ RECORDS: list[Record] = [
 
 def test_a_log_may_end_at_any_byte_and_a_record_counts_whole_or_not_at_all(tmp_path: Path) -> None:
     head = encode(Segment(FORMAT, "app", "weak", {}, {}))
-    frames = [encode(record) for record in RECORDS]
+    frames, chain = [], HEADER.unpack_from(head)[1]
+    for record in RECORDS:
+        frames.append(encode(record, chain))
+        chain = HEADER.unpack_from(frames[-1])[1]
     whole = head + b"".join(frames)
     ends = [len(head) + sum(map(len, frames[:count])) for count in range(len(frames) + 1)]
     name = f"{0:020d}.log"

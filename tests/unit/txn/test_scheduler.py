@@ -59,7 +59,7 @@ class Bench:
         return self.scheduler.admit(self.next_sequence(), self.batch(stream, batch_id, key))
 
     def batch(self, stream: str, batch_id: int, key: int | None = None) -> Batch:
-        return Batch(self.app.streams[stream].relation, batch_id, [(0,)], key)
+        return Batch(self.app.streams[stream].relation, batch_id, ((0,),), key)
 
     def call(self, procedure: str) -> Execution:
         self.sequence += 1

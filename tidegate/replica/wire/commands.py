@@ -10,7 +10,7 @@ from tidegate.replica import text
 from tidegate.replica.wire.settings import Settings, assignment
 
 _CURSOR = re.compile(
-    r"""\s*declare\s+(?P<name>"[^"]+"|\w+)\s+(?P<options>(?:binary|insensitive|asensitive|no|scroll|\s)*)cursor
+    r"""\s*declare\s+(?P<name>"[^"]+"|\w+)\s+(?P<options>(?:(?:binary|insensitive|asensitive|no|scroll)\s+)*)cursor
     (?:\s+with(?:out)?\s+hold)?\s+for\s+(?P<query>.*)""",
     re.IGNORECASE | re.VERBOSE | re.DOTALL,
 )
@@ -71,7 +71,7 @@ class CopyOut:
 Command = Answer | Declare | Fetch | CopyOut
 
 
-def command(sql: str, settings: Settings, status: str) -> Command | None:
+def command(sql: str, settings: Settings, status: str) -> Command | None:  # noqa: C901  a case for each command
     """What a statement that is no query does; None: it is a query (or refused as one)."""
     words = text.words(sql)
     first = words[0] if words else ""

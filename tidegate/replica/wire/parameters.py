@@ -24,6 +24,7 @@ from tidegate.replica.wire.types import ARRAYS, BY_OID, NAMED, parameter_cast, w
 TEXT = NAMED["text"][0]
 _CAST = re.compile(r"\$(\d+)\s*::\s*(?:pg_catalog\s*\.\s*)?(\w+)\s*(\[\s*\])?")
 _STRUCTS = {"int2": ">h", "int4": ">i", "int8": ">q", "oid": ">I", "float4": ">f", "float8": ">d", "bool": ">?"}
+GUESSED = 20_000  # characters; in longer texts sqlglot would look for types for too long
 _OPERATORS = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Add, exp.Sub, exp.Mul, exp.Div)
 
 
@@ -155,6 +156,8 @@ def inferred(sql: str, given: list[int], mirror: Mirror) -> list[int]:
 
 
 def _guessed(sql: str, mirror: Mirror) -> dict[int, int]:
+    if len(sql) > GUESSED:
+        return _cast_types(sql)
     tables = mirror.tables.values()
     schema: dict[str, object] = {table.name: {column[0]: column[1] for column in table.columns} for table in tables}
     try:

@@ -9,10 +9,14 @@ import logging
 import secrets
 import ssl
 import struct
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from tidegate.errors import QueryFailed, QueryRefused
+from tidegate.guard.patience import LONGEST_S, Patience
 from tidegate.replica.freshness import Freshness
+from tidegate.replica.guard import Asker
 from tidegate.replica.limits import Limits
 from tidegate.replica.running import Work
 from tidegate.replica.sysviews import SystemViews
@@ -24,11 +28,22 @@ from tidegate.replica.wire.settings import REPORTED, Settings
 log = logging.getLogger("tidegate.replica")
 
 DATABASE = "tidegate"
-LOGIN_S = 15.0
-ENTERING = 128  # connections that have not logged in; beyond, the oldest is cut off
+ENTERING = 128  # places for connections that have not logged in; beyond, the oldest is cut off
 LONGEST_STARTUP = 10_000
 WRITE_AHEAD = 1 << 18  # bytes kept for a client that does not read fast enough
 FAREWELL = "57P01"
+IDLE = "57P05"
+
+
+@dataclass
+class Guest:
+    """One session, and how to reach its client. ``idle_since``: None while it is at work."""
+
+    secret: int
+    session: Session
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    idle_since: float | None = None
 
 
 class PostgresServer:
@@ -40,18 +55,19 @@ class PostgresServer:
         views: SystemViews,
         freshness: Freshness,
         limits: Limits,
-        verifiers: Mapping[str, Verifier] | None,
+        users: Mapping[str, tuple[Verifier, tuple[str, ...] | None]] | None,
         tls: ssl.SSLContext | None,
     ) -> None:
+        """``users``: what is kept of their passwords, and the tables they may read; None: everyone may come in."""
         self._work = work
         self._views = views
         self._freshness = freshness
         self._limits = limits
-        self._verifiers = verifiers
+        self._users = users
         self._tls = tls
         self._longest = limits.statement_bytes + (16 << 20)
-        self._sessions: dict[int, tuple[int, Session, asyncio.StreamReader, asyncio.StreamWriter]] = {}
-        self._entering: dict[asyncio.StreamWriter, None] = {}  # not logged in yet, oldest first
+        self._sessions: dict[int, Guest] = {}
+        self._patience = Patience(min(LONGEST_S, limits.login_s / 3))
         self._numbers = 0
 
     @property
@@ -59,23 +75,20 @@ class PostgresServer:
         """Sessions that are open."""
         return len(self._sessions)
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, from its first byte to its last."""
-        self._entering[writer] = None
-        if len(self._entering) > ENTERING:  # whoever comes to stay has logged in by now
-            oldest = next(iter(self._entering))
-            del self._entering[oldest]
-            oldest.transport.abort()
+    async def serve(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, stays: Callable[[], None]
+    ) -> None:
+        """One connection, from its first byte to its last. ``stays()``: it has logged in."""
         writer.transport.set_write_buffer_limits(WRITE_AHEAD)
         try:
-            async with asyncio.timeout(LOGIN_S):
-                settings = await self._login(reader, writer)
-            self._entering.pop(writer, None)
-            if settings is not None and self.connections >= self._limits.connections:
-                told = f"too many connections, at most {self._limits.connections}; try again later"
+            async with asyncio.timeout(self._limits.login_s):
+                entered = await self._login(reader, writer)
+            if entered is not None and not self._has_room():
+                told = f"too many connections, at most {self._limits.connections}, and all are at work; try again later"
                 writer.write(m.error(told, "53300", "FATAL"))
-            elif settings is not None:
-                await self._session(reader, writer, settings)
+            elif entered is not None:
+                stays()
+                await self._session(reader, writer, *entered)
         except m.Malformed as error:
             writer.write(m.error(f"{error}; the connection is closed", "08P01", "FATAL"))
         except (asyncio.IncompleteReadError, ConnectionError, ssl.SSLError, Gone, TimeoutError):
@@ -84,13 +97,28 @@ class PostgresServer:
             log.exception("a PostgreSQL session failed")
             writer.write(m.error("internal error; the connection is closed", "XX000", "FATAL"))
         finally:
-            self._entering.pop(writer, None)
             writer.close()
+
+    def _has_room(self) -> bool:
+        """Is there a place for one more session? If need be, that of the one which has been idle longest."""
+        if self.connections < self._limits.connections:
+            return True
+        idle = [(g.session.in_block, g.idle_since, n) for n, g in self._sessions.items() if g.idle_since is not None]
+        if idle:
+            self._show_out(
+                min(idle)[2], f"all {self._limits.connections} connections were taken, and this one was idle longest"
+            )
+        return bool(idle)
+
+    def _show_out(self, number: int, reason: str) -> None:
+        guest = self._sessions.pop(number)
+        guest.writer.write(m.error(f"{reason}; connect again", IDLE, "FATAL"))
+        guest.writer.close()
 
     # ---- login
 
-    async def _login(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Settings | None:
-        """The settings of a client that may come in; None for one that was sent away or only wanted to cancel."""
+    async def _login(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[Asker, Settings] | None:
+        """Name and settings of a client that may come in; None for one that was sent away or only wanted to cancel."""
         secure = False
         while True:
             size = struct.unpack(">i", await reader.readexactly(4))[0]
@@ -116,12 +144,12 @@ class PostgresServer:
             raise m.Malformed("data before the TLS handshake")
         writer.write(b"S")
         await writer.drain()
-        await writer.start_tls(self._tls)
+        await writer.start_tls(self._tls, ssl_handshake_timeout=self._limits.login_s)
         return True
 
     async def _started(
         self, code: int, fields: m.Fields, secure: bool, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> Settings | None:
+    ) -> tuple[Asker, Settings] | None:
         if code >> 16 != 3:
             raise m.Malformed(f"protocol {code >> 16}.{code & 0xFFFF} is not spoken here, 3.0 is")
         options: dict[str, str] = {}
@@ -142,7 +170,8 @@ class PostgresServer:
             except (QueryFailed, QueryRefused) as error:
                 writer.write(m.error(error.message, error.sqlstate, "FATAL"))
                 return None
-        return settings
+        user = options.get("user", "")
+        return Asker(f"sql:{user}", None if self._users is None else self._users[user][1]), settings
 
     async def _refusal(
         self, options: dict[str, str], secure: bool, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -150,16 +179,23 @@ class PostgresServer:
         user = options.get("user", "")
         if self._tls is not None and not secure:
             return "this server is reached over TLS only; connect with sslmode=require (or verify-full)", "28000"
-        if self._verifiers is not None and not await self._authenticated(user, reader, writer):
-            return f'password authentication failed for user "{user}"', "28P01"
+        if self._users is not None:
+            address = str((writer.get_extra_info("peername") or ("local",))[0])
+            wait_s = self._patience.turn_s(address, time.monotonic())
+            if wait_s is None:
+                return f"too many wrong passwords from {address}; try again in a few seconds", "53300"
+            await asyncio.sleep(wait_s)
+            if not await self._authenticated(user, reader, writer):
+                self._patience.wrong(address, time.monotonic())
+                return f'password authentication failed for user "{user}"', "28P01"
         database = options.get("database") or user
         if database != DATABASE:
             return f'database "{database}" does not exist; the only one here is "{DATABASE}"', "3D000"
         return None
 
     async def _authenticated(self, user: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        assert self._verifiers is not None
-        exchange = Exchange(self._verifiers.get(user) or pretended(user))
+        assert self._users is not None
+        exchange = Exchange(self._users[user][0] if user in self._users else pretended(user))
         writer.write(m.sasl_offer())
         try:
             fields = m.Fields(await self._password_message(reader))
@@ -170,7 +206,7 @@ class PostgresServer:
             writer.write(m.sasl(12, exchange.final(await self._password_message(reader))))
         except Refused:
             return False
-        return user in self._verifiers
+        return user in self._users
 
     async def _password_message(self, reader: asyncio.StreamReader) -> bytes:
         tag, size = struct.unpack(">ci", await reader.readexactly(5))
@@ -180,11 +216,13 @@ class PostgresServer:
 
     # ---- sessions
 
-    async def _session(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, settings: Settings) -> None:
+    async def _session(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, asker: Asker, settings: Settings
+    ) -> None:
         self._numbers += 1
         number, secret = self._numbers, secrets.randbits(32)
-        session = Session(writer, self._work, self._views, self._freshness, settings)
-        self._sessions[number] = (secret, session, reader, writer)
+        session = Session(asker, writer, self._work, self._views, self._freshness, settings, self._limits)
+        guest = self._sessions[number] = Guest(secret, session, reader, writer)
         writer.write(m.AUTHENTICATED)
         for name in REPORTED:
             writer.write(m.parameter_status(name, settings.show(name)))
@@ -192,32 +230,38 @@ class PostgresServer:
         try:
             going = True
             while going:
+                guest.idle_since = time.monotonic()  # until it has said the whole of what it wants
                 tag, size = struct.unpack(">ci", await reader.readexactly(5))
                 if not 4 <= size <= self._longest:
                     raise m.Malformed(f"a message of {size} bytes; at most {self._longest} are taken")
-                going = await session.handle(tag, await reader.readexactly(size - 4))
+                body = await reader.readexactly(size - 4)
+                guest.idle_since = None
+                going = await session.handle(tag, body)
         finally:
-            del self._sessions[number]
+            self._sessions.pop(number, None)
             session.end()
 
     def _cancel(self, number: int, secret: int) -> None:
         found = self._sessions.get(number)
-        if found is not None and hmac.compare_digest(struct.pack(">I", secret), struct.pack(">I", found[0])):
-            found[1].cancel(QueryFailed("canceling statement due to user request", sqlstate="57014"))
+        if found is not None and hmac.compare_digest(struct.pack(">I", secret), struct.pack(">I", found.secret)):
+            found.session.cancel(QueryFailed("canceling statement due to user request", sqlstate="57014"))
 
     async def watch(self) -> None:
-        """Stop the queries of clients that have hung up."""
+        """Stop the queries of clients that have hung up; end sessions that do nothing for too long."""
         while True:
-            for _, session, reader, _ in list(self._sessions.values()):
-                if session.at_work and reader.at_eof():
-                    session.cancel(QueryFailed("the client has gone", sqlstate="57014"))
+            longest_s, now = self._limits.idle_s, time.monotonic()
+            for number, guest in list(self._sessions.items()):
+                if guest.session.at_work and guest.reader.at_eof():
+                    guest.session.cancel(QueryFailed("the client has gone", sqlstate="57014"))
+                elif guest.idle_since is not None and now - guest.idle_since > longest_s:
+                    self._show_out(number, f"the connection was idle for more than {longest_s:g} seconds")
             await asyncio.sleep(0.5)
 
     def end_all(self, reason: str) -> None:
         """Tell every client why this is the end."""
-        for _, _, _, writer in list(self._sessions.values()):
-            writer.write(m.error(reason, FAREWELL, "FATAL"))
-            writer.close()
+        for guest in list(self._sessions.values()):
+            guest.writer.write(m.error(reason, FAREWELL, "FATAL"))
+            guest.writer.close()
 
 
 def _startup_settings(options: dict[str, str]) -> list[tuple[str, str]]:

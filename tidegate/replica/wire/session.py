@@ -10,6 +10,8 @@ from typing import Any
 from tidegate.errors import QueryFailed, QueryRefused, TidegateError
 from tidegate.replica import text
 from tidegate.replica.freshness import Freshness
+from tidegate.replica.guard import Asker
+from tidegate.replica.limits import Limits
 from tidegate.replica.running import Work
 from tidegate.replica.statements import Prepared
 from tidegate.replica.sysviews import SystemViews
@@ -22,6 +24,7 @@ from tidegate.replica.wire.types import named
 
 PORTALS = 64  # open at a time: each holds a snapshot
 STATEMENTS = 2_000
+SHORT = 4_096  # bytes that are read at once; longer messages are read on a worker
 
 
 class Gone(Exception):
@@ -32,8 +35,17 @@ class Session:
     """State and message handling of one connection. Everything is read-only, so transactions are a matter of form."""
 
     def __init__(
-        self, writer: asyncio.StreamWriter, work: Work, views: SystemViews, freshness: Freshness, settings: Settings
+        self,
+        asker: Asker,
+        writer: asyncio.StreamWriter,
+        work: Work,
+        views: SystemViews,
+        freshness: Freshness,
+        settings: Settings,
+        limits: Limits,
     ) -> None:
+        self._asker = asker
+        self._limits = limits
         self._writer = writer
         self._work = work
         self._views = views
@@ -44,12 +56,21 @@ class Session:
         self._statements: dict[str, Statement] = {}
         self._portals: dict[str, Portal] = {}
         self._current: Portal | None = None
+        self._handling = False
+        self._cancelled: QueryFailed | None = None  # what is being handled
         self._noticed = False  # what is told once per session
 
     # ---- the loop's side
 
     async def handle(self, tag: bytes, body: bytes) -> bool:
         """Do what one message asks for; False when the client says goodbye."""
+        self._handling, self._cancelled = True, None
+        try:
+            return await self._handled(tag, body)
+        finally:
+            self._handling = False
+
+    async def _handled(self, tag: bytes, body: bytes) -> bool:
         if tag == b"X":
             return False
         if tag == b"S":
@@ -80,13 +101,20 @@ class Session:
             self._skipping = True
 
     def cancel(self, error: QueryFailed) -> None:
-        """Stop what runs."""
+        """Stop what runs, or waits for its turn."""
+        if self._handling:
+            self._cancelled = error
         if self._current is not None and self._current.query is not None:
             self._current.query.stop(error)
 
     @property
     def at_work(self) -> bool:
-        return self._current is not None
+        return self._handling
+
+    @property
+    def in_block(self) -> bool:
+        """Between BEGIN and COMMIT, perhaps with cursors."""
+        return self._status != "I"
 
     def end(self) -> None:
         """Let go of everything."""
@@ -98,7 +126,11 @@ class Session:
     # ---- the simple protocol
 
     async def _simple(self, sql: str) -> None:
-        statements = text.split(sql)
+        try:
+            statements = await self._split(sql)
+        except (QueryFailed, QueryRefused) as error:
+            self._failed(error)
+            return
         if not statements:
             self._write(m.EMPTY)
         for statement in statements:
@@ -110,13 +142,25 @@ class Session:
             finally:
                 self._close_portals("")
 
+    async def _split(self, sql: str) -> list[str]:
+        """The statements of a text, if it is not too long to be read."""
+        self._work.statements.check_length(sql)
+        found = text.split(sql) if len(sql) <= SHORT else await self._work.apart(self._asker, lambda: text.split(sql))
+        if len(found) > self._limits.statements:
+            raise QueryRefused(
+                f"the message has {len(found):,} statements, at most {self._limits.statements:,} are run at once; send them "
+                f"in several messages",
+                sqlstate="54000",
+            )
+        return found
+
     async def _one(self, sql: str) -> None:
         self._refuse_in_failed(sql)
         found = command(sql, self._settings, self._status)
         if found is not None:
             await self._command(found, describe=True)
             return
-        portal = await self._begin(Statement(sql, await self._work.prepare(sql)), (), ())
+        portal = await self._begin(Statement(sql, await self._work.prepare(self._asker, sql)), (), ())
         await self._send(portal, None, describe=True)
 
     def _refuse_in_failed(self, sql: str) -> None:
@@ -128,7 +172,7 @@ class Session:
     async def _parse(self, fields: m.Fields) -> None:
         name, sql = fields.string(), fields.string()
         given = [fields.uint32() for _ in range(fields.int16())]
-        found = text.split(sql)
+        found = await self._split(sql)
         if len(found) > 1:
             raise QueryRefused("one statement at a time in the extended protocol", sqlstate="42601")
         if len(self._statements) >= STATEMENTS:
@@ -140,10 +184,15 @@ class Session:
             statement.command = True
         elif found:
             known = [0 if oid == 705 else oid for oid in given]  # 705: unknown
-            statement.oids = inferred(found[0], known, self._work.mirror)
-            statement.prepared = await self._work.prepare(typed(found[0], statement.oids))
+            statement.oids, told = await self._work.apart(self._asker, lambda: self._typed(found[0], known))
+            statement.prepared = await self._work.prepare(self._asker, told)
         self._statements[name] = statement
         self._write(m.PARSED)
+
+    def _typed(self, sql: str, known: list[int]) -> tuple[list[int], str]:
+        """The types of a statement's parameters, and the statement with them; on a worker."""
+        oids = inferred(sql, known, self._work.mirror)
+        return oids, typed(sql, oids)
 
     async def _bind(self, fields: m.Fields) -> None:
         name, source = fields.string(), fields.string()
@@ -161,7 +210,13 @@ class Session:
         if len(formats) not in (0, 1, len(raw)):
             raise m.Malformed("as many parameter formats as parameters, or one, or none")
         binary = [bool(f) for f in (formats * len(raw) if len(formats) == 1 else formats or [0] * len(raw))]
-        values = [decoded(d, oid, b) for d, oid, b in zip(raw, statement.oids, binary, strict=True)]
+        oids = statement.oids
+
+        def values_of() -> list[Any]:
+            return [decoded(d, oid, b) for d, oid, b in zip(raw, oids, binary, strict=True)]
+
+        short = sum(map(len, filter(None, raw))) <= SHORT
+        values = values_of() if short else await self._work.apart(self._asker, values_of)
         self._close_portals(name)
         if len(self._portals) >= PORTALS:
             raise QueryFailed(f"a session can have {PORTALS} open portals; close some", sqlstate="53400")
@@ -246,7 +301,7 @@ class Session:
             self._close_portals(found.name)
             if len(self._portals) >= PORTALS:
                 raise QueryFailed(f"a session can have {PORTALS} open cursors; close some", sqlstate="53400")
-            prepared = await self._work.prepare(found.query)
+            prepared = await self._work.prepare(self._asker, found.query)
             portal = await self._begin(Statement(found.query, prepared), (), [1] if found.binary else [])
             self._portals[found.name] = portal
             self._write(m.complete("DECLARE CURSOR"))
@@ -293,7 +348,7 @@ class Session:
         self._write(m.complete(f"{verb} {await self._rows(portal, fetch.count, silent=fetch.move)}"))
 
     async def _copy(self, copy: CopyOut) -> None:
-        portal = await self._begin(Statement(copy.query, await self._work.prepare(copy.query)), (), ())
+        portal = await self._begin(Statement(copy.query, await self._work.prepare(self._asker, copy.query)), (), ())
         try:
             assert portal.query is not None
             self._write(m.copy_out(len(portal.types)))
@@ -315,8 +370,11 @@ class Session:
 
     def _bound(self, statement: Statement, values: Sequence[Any], formats: Sequence[int]) -> Portal:
         assert isinstance(statement.prepared, Prepared)
+        if self._cancelled is not None:
+            raise self._cancelled
         settings = self._settings
         query = self._work.query(
+            self._asker,
             statement.prepared,
             list(values),
             timeout_s=settings.timeout_s,

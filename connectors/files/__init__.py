@@ -1,0 +1,1 @@
+"""Files: as a source, as a sink, and as a history to backfill."""

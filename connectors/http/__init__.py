@@ -1,0 +1,1 @@
+"""HTTP: requests and WebSockets as a source, webhooks as a sink."""

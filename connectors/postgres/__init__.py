@@ -1,0 +1,1 @@
+"""PostgreSQL: its changes as a source."""

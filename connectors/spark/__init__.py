@@ -1,0 +1,1 @@
+"""Spark: Structured Streaming into border streams, and the data source ``tidegate``."""

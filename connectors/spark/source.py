@@ -1,0 +1,229 @@
+"""The Spark data source ``tidegate``: tables to read, output streams to follow, border streams to write into.
+
+Spark runs these classes in Python processes of its own, on any of its machines, so they talk to the engine over its server:
+option ``url``, ``http://…`` or ``unix:…`` (see :func:`tidegate.connectors.spark.pipeline.share`), and ``token`` if it asks for
+one.
+
+======================  ============================  ========================================================================
+``spark.read``          ``table`` (or ``load(name)``)  one query, at one state; ``where`` and ``columns`` go into its SQL
+``spark.readStream``    ``stream``, ``name``           a named, durable subscription; acknowledged when Spark has the batch
+``df.write``            ``stream``, ``source``, ``id``  all rows are one atomic batch; the same ``id`` again changes nothing
+``df.writeStream``      ``stream``, ``source``         every micro-batch is one atomic batch, by our own cursor: exactly once
+======================  ============================  ========================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    InputPartition,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import StructType
+
+import tidegate
+from tidegate.client import Client
+from tidegate.connectors.spark.cursor import Patience, Step, make_step, next_step
+from tidegate.connectors.spark.stream import OutputReader
+from tidegate.connectors.spark.types import arrow_schema, as_arrow, check_fits, columns_of, spark_schema
+from tidegate.dataflows.validation import unknown
+from tidegate.errors import TidegateError
+from tidegate.storage.schema import Relation
+from tidegate.wire import read_relation
+
+READS, STREAMS = ("table", "path"), ("stream", "path")
+
+
+def connected(options: Mapping[str, str]) -> Client:
+    """The engine behind the options."""
+    if "url" not in options:
+        raise TidegateError(
+            "format('tidegate') needs option('url', …): the address of a server, or that of an engine in this process, "
+            "which tidegate.connectors.spark.pipeline.share(engine, spark) gives"
+        )
+    return tidegate.connect(options["url"], options.get("token"))
+
+
+def named(options: Mapping[str, str], *names: str) -> str:
+    """The first of these options that is there."""
+    for name in names:
+        if options.get(name):
+            return options[name]
+    raise TidegateError(f"format('tidegate') needs option({names[0]!r}, …)")
+
+
+def table_relation(client: Client, name: str) -> Relation:
+    tables = {t["name"]: t for t in client.app()["tables"]}
+    if name not in tables:
+        raise unknown("spark.read", "table", name, tables)
+    return read_relation(name, tables[name]["columns"])
+
+
+def stream_relation(client: Client, name: str, border: bool) -> Relation:
+    streams = {s["name"]: s for s in client.app()["streams"] if s["border"] is border}
+    if name not in streams:
+        raise unknown("spark", "border stream" if border else "output stream", name, streams)
+    return read_relation(name, streams[name]["columns"])
+
+
+class TidegateSource(DataSource):
+    """What ``format("tidegate")`` stands for."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "tidegate"
+
+    def schema(self) -> StructType:
+        """Of the table, or of the output stream; ``columns``: only these."""
+        options = dict(self.options)
+        with connected(options) as client:
+            if "stream" in options:
+                return spark_schema(stream_relation(client, options["stream"], border=False))
+            whole = spark_schema(table_relation(client, named(options, *READS)))
+        chosen = [name.strip() for name in options.get("columns", "").split(",") if name.strip()]
+        missing = [name for name in chosen if name not in whole.names]
+        if missing:
+            raise unknown("option('columns', …)", "column", missing[0], whole.names)
+        return StructType([whole[name] for name in chosen]) if chosen else whole
+
+    def reader(self, schema: StructType) -> TableReader:
+        return TableReader(dict(self.options), schema)
+
+    def streamReader(self, schema: StructType) -> OutputReader:
+        options = dict(self.options)
+        return OutputReader(options, schema, named(options, *STREAMS), named(options, "name"))
+
+    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
+        return BatchWriter(dict(self.options), schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> MicroBatchWriter:
+        return MicroBatchWriter(dict(self.options), schema, overwrite)
+
+
+# ---- tables
+
+
+class TableReader(DataSourceReader):
+    """Reads a table by one query, so that all of it is of one state.
+
+    It takes no filters from Spark. Spark 4.3 plans a read once for each data frame and keeps it, with the filters of whichever
+    scan came last, for all of them: after ``df.where("id = 1").count()``, ``df.count()`` is 1, and a union of two filters has
+    the rows of one. Handing every filter back, for Spark to apply again, does not help, since the rows are not there, and no
+    Python is called for a scan without filters that could notice. It tells a reader nothing of columns. Options belong to the
+    data frame.
+    """
+
+    def __init__(self, options: dict[str, str], schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+
+    def sql(self, table: str) -> str:
+        """The query."""
+        columns = ", ".join(_quoted(name) for name in columns_of(self._schema)) or "1"
+        where = self._options.get("where", "").strip()
+        return f"SELECT {columns} FROM {_quoted(table)}" + (f" WHERE (\n{where}\n)" if where else "")
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        with connected(self._options) as client:
+            answer = client.query(self.sql(named(self._options, *READS))).arrow
+        yield from as_arrow(self._schema, answer).to_batches(max_chunksize=50_000)
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+# ---- border streams
+
+
+@dataclass
+class Rows(WriterCommitMessage):
+    """What a task read of its partition: an Arrow stream, and for which query it did."""
+
+    data: bytes
+    query: str | None
+
+
+class _Writer:
+    """Tasks send their rows to the driver's side, which pushes all of them as one atomic batch: all or nothing."""
+
+    def __init__(self, options: dict[str, str], schema: StructType, overwrite: bool) -> None:
+        self._options = options
+        self._schema = schema
+        self._stream = named(options, *STREAMS)
+        self._source = options.get("source") or f"spark:{self._stream}"
+        self._patience = Patience(float(options["timeout_s"]) if "timeout_s" in options else None)
+        if overwrite:
+            raise TidegateError(f"stream {self._stream} can't be overwritten, only added to: mode('append')")
+        with connected(options) as client:
+            check_fits(schema, stream_relation(client, self._stream, border=True))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_patience"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._patience = Patience(float(state["_options"]["timeout_s"]) if "timeout_s" in state["_options"] else None)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Rows:
+        context = TaskContext.get()
+        query = None if context is None else context.getLocalProperty("sql.streaming.queryId")
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, arrow_schema(self._schema)) as writer:
+            for batch in iterator:
+                writer.write_table(as_arrow(self._schema, pa.Table.from_batches([batch])))
+        return Rows(sink.getvalue().to_pybytes(), query)
+
+    def _rows(self, messages: list[WriterCommitMessage | None]) -> pa.Table:
+        """What all tasks read, in the order of their partitions."""
+        tables = [pa.ipc.open_stream(m.data).read_all() for m in messages if isinstance(m, Rows)]
+        return pa.concat_tables(tables) if tables else arrow_schema(self._schema).empty_table()
+
+
+class BatchWriter(_Writer, DataSourceArrowWriter):
+    """``df.write``: one atomic batch."""
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        rows = self._rows(messages)
+        with connected(self._options) as client:
+            position = client.position(self._source)
+            job = self._options.get("id")
+            told = {"id": job} if job else {"write": _writes(position) + 1}
+            if position != told:
+                step = Step(self._source, position, told)
+                self._patience.insist(lambda: make_step(client, self._stream, rows, step))
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Nothing was pushed."""
+
+
+def _writes(position: Any) -> int:
+    return int(position["write"]) if isinstance(position, dict) and "write" in position else 0
+
+
+class MicroBatchWriter(_Writer, DataSourceStreamArrowWriter):
+    """``df.writeStream``: one atomic batch for each micro-batch; a repeated one is recognised by our cursor."""
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        queries = {m.query for m in messages if isinstance(m, Rows)}
+        if not queries:
+            return  # Spark ran no task at all, so there is no row
+        (query,) = queries
+        with connected(self._options) as client:
+            position = client.position(self._source)
+            fresh = self._options.get("new_checkpoint", "false").lower() == "true"
+            step = next_step(self._source, position, str(query), batchId, fresh, gaps=True)
+            if step is not None:
+                self._patience.insist(lambda: make_step(client, self._stream, self._rows(messages), step))
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Nothing was pushed."""

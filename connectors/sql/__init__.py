@@ -1,0 +1,1 @@
+"""SQL databases: a query as a source, a table as a sink."""

@@ -1,0 +1,68 @@
+"""A merge of one table in progress: the changes that it writes to the base, as of the moment it began.
+
+Commits go on meanwhile. What one replaces is put aside first, for as long as the merge has yet to read it.
+
+Pure data structure, like the table that it belongs to (:mod:`tidegate.storage.versions`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from typing import NamedTuple
+
+from tidegate.storage.schema import Key, Row
+
+
+class Changes(NamedTuple):
+    """What a merge writes to the base, or a part of it: keys to delete there, and rows to insert."""
+
+    deleted: list[Key]
+    inserted: list[Row]
+
+
+class TableMerge:
+    """What a merge is writing of one table.
+
+    ``changed``: the keys, and whether the base has a row for them. ``aside``: what rows were that have changed since and that it
+    has yet to read; None when it has read all, which it says on its own thread, without a lock. ``gone``: keys whose row it
+    found deleted.
+    """
+
+    __slots__ = ("_rows", "aside", "changed", "gone")
+
+    def __init__(self, changed: dict[Key, bool], rows: Mapping[Key, Row | None]) -> None:
+        self.changed = changed
+        self.aside: dict[Key, Row | None] | None = {}
+        self.gone: list[Key] = []
+        self._rows = rows
+
+    def put_aside(self, keys: Iterable[Key]) -> None:
+        """The rows with these keys are about to change."""
+        aside = self.aside  # looked at once: the merge may end it at any moment
+        if aside is not None:
+            for key in keys:
+                if key in self.changed and key not in aside:
+                    aside[key] = self._rows[key]
+
+    def taken(self, size: int) -> Iterator[Changes]:
+        """What the base lacks: the state of every changed key as of the beginning, ``size`` keys at a time.
+
+        Needs no lock. A commit puts what it replaces aside *before* it replaces it, and here it is looked for *after* the row was
+        read: a row that is too new is always found out.
+        """
+        aside, rows = self.aside, self._rows
+        assert aside is not None
+        changed = iter(self.changed.items())
+        while part := list(islice(changed, size)):
+            inserted = []
+            for key, _ in part:
+                row = rows[key]
+                if key in aside:
+                    row = aside[key]
+                if row is None:
+                    self.gone.append(key)
+                else:
+                    inserted.append(row)
+            yield Changes([key for key, in_base in part if in_base], inserted)
+        self.aside = None

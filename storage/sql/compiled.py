@@ -1,0 +1,248 @@
+"""Statements that address rows by key, by index or by giving them: compiled to row access, microseconds each.
+
+Every compiled statement is a function ``run(view, values) -> Rows`` that never touches DuckDB. It may raise
+:class:`~tidegate.storage.sql.semantics.Fallback` before it has changed anything; the statement is then run by
+DuckDB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlglot import exp
+
+from tidegate.storage.changes import OnConflict, delete_rows, insert_rows, update_rows
+from tidegate.storage.schema import Row, TableSchema
+from tidegate.storage.sql.assignments import insert_places, is_default, place_of
+from tidegate.storage.sql.codes import Fold, NotCompilable, Scope
+from tidegate.storage.sql.conflicts import compiled_conflict
+from tidegate.storage.sql.lookups import Find, Project, Target, find_rows, is_decorated, order_all, project_rows
+from tidegate.storage.sql.parsing import Parsed, function_name, target_table
+from tidegate.storage.sql.rows import Rows
+from tidegate.storage.view import View
+
+Run = Callable[[View, tuple[Any, ...]], Rows]
+
+_SELECT_PARTS = {"expressions", "from_", "where"}
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A statement as row access. ``path``: how it finds its rows."""
+
+    run: Run
+    path: str
+
+
+def compile_select(parsed: Parsed, row_class: Any, fold: Fold) -> Compiled:
+    tree = parsed.tree
+    if not isinstance(tree, exp.Select) or any(value for key, value in tree.args.items() if key not in _SELECT_PARTS):
+        raise NotCompilable
+    source = tree.args.get("from_")
+    table = source.this if source is not None else None
+    if not isinstance(table, exp.Table) or len(parsed.tables) != 1 or parsed.relations or is_decorated(table):
+        raise NotCompilable
+    target = Target(parsed, table, next(iter(parsed.tables.values())), fold)
+    find, path = find_rows(target, tree.args.get("where"))
+    if all(_counts_rows(node.unalias()) for node in tree.expressions):
+        return Compiled(_count(find, row_class, len(tree.expressions)), path)
+    project, codes = project_rows(target, tree.expressions, row_class)
+    if path == "primary key":
+        return Compiled(_select_one(find, project), path)
+    return Compiled(_select_many(find, project or _whole(target.schema), order_all(codes)), path)
+
+
+def _counts_rows(node: exp.Expression) -> bool:
+    """Is this ``count(*)``?"""
+    return function_name(node) == "count" and [type(argument) for argument in node.expressions] == [exp.Star]
+
+
+def _select_one(find: Find, project: Project | None) -> Run:
+    if project is None:
+        return lambda view, values: Rows(find(view, values))
+    return lambda view, values: Rows([project(row, values) for row in find(view, values)])
+
+
+def _select_many(find: Find, project: Project, order: Callable[[Any], Any]) -> Run:
+    return lambda view, values: Rows(sorted([project(row, values) for row in find(view, values)], key=order))
+
+
+def _whole(schema: TableSchema) -> Project:
+    """All columns of a row, which may be stored as a plain tuple."""
+    named = schema.named
+    return lambda row, values: named(row)
+
+
+def _count(find: Find, row_class: Any, columns: int) -> Run:
+    return lambda view, values: Rows([row_class._make([len(find(view, values))] * columns)])
+
+
+# ---- changing
+
+
+def compile_update(parsed: Parsed, returning: Any, fold: Fold) -> Compiled:
+    tree = parsed.tree
+    target = _change_target(parsed, fold, {"this", "expressions", "where", "returning"})
+    schema, compiler = target.schema, target.compiler
+    texts = [f"row[{place}]" for place in range(len(schema.columns))]
+    for node in tree.expressions:
+        place = _assigned_place(schema, node)
+        if place in schema.key_indexes:
+            raise NotCompilable
+        texts[place] = _assigned_value(target, node.expression, place)
+    compiler.namespace["stored"] = schema.named
+    renew = compiler.function(f"stored(({', '.join(texts)},))", "row, p, view")
+    find, path = find_rows(target, tree.args.get("where"))
+    project = _returning(target, tree, returning)
+    name, key_of = schema.name, schema.key_of
+
+    def run(view: View, values: tuple[Any, ...]) -> Rows:
+        reader = view.writable(name)
+        olds = find(view, values)
+        if len(olds) == 1:
+            old = olds[0]
+            new = renew(old, values, view)
+            view.put_checked(reader, key_of(old), new, old)
+            return Rows((), 1) if project is None else Rows((project(new, values),))
+        olds.sort(key=key_of)
+        news = [renew(old, values, view) for old in olds]
+        update_rows(view, reader, list(zip(olds, news, strict=True)))
+        return _affected(news, project, values)
+
+    return Compiled(run, path)
+
+
+def compile_delete(parsed: Parsed, returning: Any, fold: Fold) -> Compiled:
+    target = _change_target(parsed, fold, {"this", "where", "returning"})
+    find, path = find_rows(target, parsed.tree.args.get("where"))
+    project = _returning(target, parsed.tree, returning)
+    name, key_of = target.schema.name, target.schema.key_of
+
+    def run(view: View, values: tuple[Any, ...]) -> Rows:
+        reader = view.writable(name)
+        rows = find(view, values)
+        if len(rows) > 1:
+            rows.sort(key=key_of)
+        result = _affected(rows, project, values)
+        delete_rows(view, reader, rows)
+        return result
+
+    return Compiled(run, path)
+
+
+def _change_target(parsed: Parsed, fold: Fold, parts: set[str]) -> Target:
+    table = target_table(parsed.tree)
+    if parsed.target is None or parsed.tables or parsed.relations or is_decorated(table):
+        raise NotCompilable
+    if any(value for key, value in parsed.tree.args.items() if key not in parts):
+        raise NotCompilable
+    return Target(parsed, table, parsed.target, fold)
+
+
+def _affected(rows: Sequence[Row], project: Project | None, values: tuple[Any, ...]) -> Rows:
+    if project is None:
+        return Rows((), len(rows))
+    return Rows([project(row, values) for row in rows])
+
+
+def _returning(target: Target, tree: exp.Expression, row_class: Any) -> Project | None:
+    clause = tree.args.get("returning")
+    if clause is None:
+        return None
+    project, _ = project_rows(target, clause.expressions, row_class)
+    return project or _whole(target.schema)
+
+
+def _assigned_place(schema: TableSchema, node: exp.Expression) -> int:
+    """The column that ``name = value`` in SET assigns to."""
+    if not isinstance(node, exp.EQ) or not isinstance(node.this, exp.Column):
+        raise NotCompilable
+    return place_of(schema, node.this.name)
+
+
+def _assigned_value(target: Target, node: exp.Expression, place: int) -> str:
+    column = target.schema.columns[place]
+    if is_default(node):
+        return f"view.default({target.compiler.constant(column)})" if column.default is not None else "None"
+    return target.compiler.assigned(node, column, target.schema)
+
+
+# ---- inserting
+
+
+def compile_insert(parsed: Parsed, returning: Any, fold: Fold) -> Compiled:
+    """INSERT … VALUES; ``conflict`` may be ON CONFLICT with expressions that compile."""
+    tree = parsed.tree
+    source = tree.args.get("expression")
+    if (
+        not isinstance(source, exp.Values)
+        or tree.args.get("with_")
+        or tree.args.get("by_name")
+        or parsed.target is None
+    ):
+        raise NotCompilable
+    target = Target(parsed, target_table(tree), parsed.target, fold)
+    make = _values_rows(target, tree, source)
+    conflict = compiled_conflict(parsed, fold)
+    project = _returning(target, tree, returning)
+    name = target.schema.name
+
+    def run(view: View, values: tuple[Any, ...]) -> Rows:
+        reader = view.writable(name)
+        return _affected(insert_rows(view, reader, make(values, view), conflict, values), project, values)
+
+    if len(source.expressions) == 1:
+        if conflict is None:
+            return Compiled(_insert_one(name, make, project), "values")
+        if not any(i.unique for i in target.schema.indexes) and conflict.columns <= frozenset(
+            target.schema.primary_key
+        ):
+            return Compiled(_upsert_one(target.schema, make, conflict, project), "values")
+    return Compiled(run, "values")
+
+
+def _insert_one(name: str, make: Any, project: Project | None) -> Run:
+    def run(view: View, values: tuple[Any, ...]) -> Rows:
+        row = view.insert_stored(view.writable(name), make(values, view)[0])
+        return Rows((), 1) if project is None else Rows((project(row, values),))
+
+    return run
+
+
+def _upsert_one(schema: TableSchema, make: Any, conflict: OnConflict, project: Project | None) -> Run:
+    """One row, and only the primary key to conflict with."""
+    name, key_of, resolve = schema.name, schema.key_of, conflict.resolve
+
+    def run(view: View, values: tuple[Any, ...]) -> Rows:
+        reader = view.writable(name)
+        row = make(values, view)[0]
+        schema.check_key(row)
+        key = key_of(row)
+        old = reader.replaced(view, key)
+        if old is not None:
+            row = resolve(view, ((old, row),), values)[0] if resolve is not None else None
+            if row is None:
+                return Rows((), 0)
+        view.put_checked(reader, key, row, old)
+        return Rows((), 1) if project is None else Rows((project(row, values),))
+
+    return run
+
+
+def _values_rows(target: Target, tree: exp.Expression, source: exp.Values) -> Any:
+    """The function that makes all rows of VALUES from the parameters, as stored rows."""
+    schema, compiler = target.schema, target.compiler
+    compiler.scope = Scope()
+    places = insert_places(tree, schema)
+    rows = []
+    for item in source.expressions:
+        given = dict(zip(places, item.expressions if isinstance(item, exp.Tuple) else [item], strict=True))
+        default = exp.Var(this="DEFAULT")
+        texts = [_assigned_value(target, given.get(i, default), i) for i in range(len(schema.columns))]
+        rows.append(f"stored(({', '.join(texts)},))")
+    compiler.namespace["stored"] = schema.named
+    make = compiler.function(f"({', '.join(rows)},)", "p, view")
+    compiler.scope = target.scope
+    return make

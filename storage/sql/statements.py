@@ -1,0 +1,207 @@
+"""Prepared statements: SQL in procedures, bound when the app is declared, run on the view of one execution.
+
+A statement that addresses rows by key, by index or by VALUES runs as row access
+(:mod:`~tidegate.storage.sql.compiled`); the others run in DuckDB over the base and its overlays
+(:mod:`~tidegate.storage.sql.query`, :mod:`~tidegate.storage.dml`). Both give the same answer, and both are
+deterministic:
+
+- ``now()``, ``current_date``, ``random()``, ``uuid()`` … are the transaction's: one draw for each place
+  where the
+  text calls them, per execution of the statement (a DEFAULT draws for each row);
+- rows come in the order of ORDER BY, ties and unordered results in the order of the output columns
+  (:mod:`~tidegate.storage.sql.determinism` says what remains the author's business).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+from sqlglot import exp
+
+from tidegate.errors import StatementError
+from tidegate.storage.constraints import folding
+from tidegate.storage.ddl import Scratch
+from tidegate.storage.schema import Column, Relation, TableSchema, row_class
+from tidegate.storage.sql import compiled as row_access
+from tidegate.storage.sql import dml
+from tidegate.storage.sql.assignments import insert_places, place_of
+from tidegate.storage.sql.codes import Fold, NotCompilable
+from tidegate.storage.sql.compiled import Compiled
+from tidegate.storage.sql.draws import draw_all
+from tidegate.storage.sql.parsing import Parsed, parse, target_table
+from tidegate.storage.sql.query import Query
+from tidegate.storage.sql.rows import Rows
+from tidegate.storage.sql.semantics import Fallback
+from tidegate.storage.view import View
+
+__all__ = ["Rows", "Statement", "prepare"]
+
+Given = Sequence[Any] | Mapping[str, Any]
+
+
+def prepare(
+    sql: Any,
+    tables: Mapping[str, TableSchema],
+    relations: Mapping[str, Relation],
+    scratch: Scratch,
+    *,
+    _compile: bool = True,
+) -> Statement:
+    """Parse, bind and compile one statement (SQL text or SQLAlchemy Core). ``_compile=False``: DuckDB
+    only.
+    """
+    return Statement(parse(sql, tables, relations, scratch), scratch, _compile)
+
+
+class Statement:
+    """One prepared statement; immutable, shared between threads and engines."""
+
+    def __init__(self, parsed: Parsed, scratch: Scratch, compile_it: bool) -> None:
+        self.sql = parsed.sql
+        self.kind = parsed.kind
+        self.writes = frozenset({parsed.target.name} if parsed.target is not None else ())
+        self.reads = frozenset(parsed.tables) | (self.writes if _reads_target(parsed) else frozenset())
+        self.relations = frozenset(parsed.relations)
+        self._parameters = parsed.parameters
+        self._count = parsed.parameters.count if not parsed.parameters.defaults and parsed.parameters.positional else -1
+        self._draws = parsed.draws
+        self._assigned = _assigned_parameters(parsed)
+        self._names = _result_names(parsed, scratch)
+        result = row_class("Result", self._names)
+        self._query: Query | None = None
+        self._change: dml.Run | None = None
+        if parsed.kind == "select":
+            self._query = Query(parsed.tree, parsed.tables, parsed.relations, scratch, parsed.sql)
+            self._result = result
+        else:
+            self._change = _PREPARE[parsed.kind](parsed, result, scratch)
+        compiled = _compiled(parsed, result, folding(scratch.connection.execute)) if compile_it else None
+        self._fast = compiled.run if compiled is not None else None
+        self.path = compiled.path if compiled is not None else "duckdb"
+
+    def run(self, view: View, parameters: Given = ()) -> Rows:
+        """Run on ``view``; changes go to its write set, all of the statement's or none."""
+        if type(parameters) is not tuple or len(parameters) != self._count:
+            parameters = self._parameters.bind(parameters)
+        if self._draws:
+            parameters = parameters + draw_all(view, self._draws)
+        if self._fast is not None:
+            try:
+                return self._fast(view, parameters)
+            except Fallback:
+                pass
+        return self._slow(view, parameters)
+
+    def _slow(self, view: View, values: tuple[Any, ...]) -> Rows:
+        if self._query is not None:
+            make = self._result._make
+            return Rows([make(row) for row in self._query.rows(view, values)])
+        for name in self.writes:
+            view.writable(name)
+        if self._assigned:
+            stored = list(values)
+            for place, schema, column in self._assigned:
+                stored[place] = schema.check_value(column, values[place])
+            values = tuple(stored)
+        assert self._change is not None
+        return self._change(view, values)
+
+    def arrow(self, view: View, parameters: Given = ()) -> pa.Table:
+        """The answer of a SELECT as an Arrow table."""
+        if self._query is None:
+            raise StatementError(f"only a SELECT has an Arrow answer: {self.sql}", sql=self.sql)
+        return self._query.arrow(view, self._parameters.bind(parameters) + draw_all(view, self._draws), self._names)
+
+    def explain(self) -> str:
+        """How the statement runs, for people."""
+        how = {
+            "primary key": "row access by primary key",
+            "index": "row access by index",
+            "values": "row access with the rows given",
+            "duckdb": "DuckDB over the base and the changes above it",
+        }[self.path]
+        touched = [f"reads {', '.join(sorted(self.reads))}"] if self.reads else []
+        touched += [f"writes {', '.join(sorted(self.writes))}"] if self.writes else []
+        touched += [f"from {', '.join(sorted(self.relations))}"] if self.relations else []
+        return f"{self.kind}: {how}" + (f" ({'; '.join(touched)})" if touched else "")
+
+    def __repr__(self) -> str:
+        return f"<Statement {self.sql!r}: {self.explain()}>"
+
+
+_PREPARE = {"insert": dml.prepare_insert, "update": dml.prepare_update, "delete": dml.prepare_delete}
+_COMPILE = {
+    "select": row_access.compile_select,
+    "insert": row_access.compile_insert,
+    "update": row_access.compile_update,
+    "delete": row_access.compile_delete,
+}
+
+
+def _compiled(parsed: Parsed, result: Any, fold: Fold) -> Compiled | None:
+    try:
+        return _COMPILE[parsed.kind](parsed, result, fold)
+    except NotCompilable:
+        return None
+
+
+def _reads_target(parsed: Parsed) -> bool:
+    """Does the outcome depend on rows that are there already? (An INSERT depends only through its keys.)"""
+    return parsed.kind in {"update", "delete"} or parsed.tree.args.get("conflict") is not None
+
+
+def _assigned_parameters(parsed: Parsed) -> list[tuple[int, TableSchema, Column]]:
+    """Parameters given to a column as they are: checked by the column's type, like any row's value."""
+    schema, tree = parsed.target, parsed.tree
+    if schema is None:
+        return []
+    pairs: list[tuple[int, exp.Expression]] = []
+    source = tree.args.get("expression")
+    if isinstance(source, exp.Values):
+        places = insert_places(tree, schema)
+        for item in source.expressions:
+            nodes = item.expressions if isinstance(item, exp.Tuple) else [item]
+            pairs += zip(places, nodes, strict=True)
+    conflict = tree.args.get("conflict")
+    for node in [
+        *(tree.expressions if parsed.kind == "update" else ()),
+        *(conflict.expressions if conflict else ()),
+    ]:
+        if isinstance(node, exp.EQ) and isinstance(node.this, exp.Column):
+            pairs.append((place_of(schema, node.this.name), node.expression))
+    return [
+        (int(str(node.this)[1:]), schema, schema.columns[place])
+        for place, node in pairs
+        if isinstance(node, exp.Placeholder) and int(str(node.this)[1:]) < parsed.parameters.count
+    ]
+
+
+def _result_names(parsed: Parsed, scratch: Scratch) -> list[str]:
+    """The names DuckDB gives the result's columns."""
+    if parsed.target is not None:
+        clause = parsed.tree.args.get("returning")
+        if clause is None:
+            return []
+        listed = ", ".join(node.sql("duckdb") for node in clause.expressions)
+        alias = target_table(parsed.tree).alias_or_name
+        sql = f'SELECT {listed} FROM "{parsed.target.name}" AS "{alias}"'
+        nodes = clause.expressions
+        given: Any = {str(n.this): None for part in nodes for n in part.find_all(exp.Placeholder)}
+    else:
+        sql = parsed.sql.rstrip().rstrip(";")
+        nodes = parsed.tree.expressions if isinstance(parsed.tree, exp.Select) else []
+        given = _nothing(parsed)
+    try:
+        described = scratch.connection.execute(f"SELECT * FROM ({sql}\n) LIMIT 0", given).description
+    except duckdb.Error:
+        return [node.alias_or_name or f"column{i}" for i, node in enumerate(nodes)]
+    return [str(column[0]) for column in described]
+
+
+def _nothing(parsed: Parsed) -> Any:
+    if parsed.parameters.positional:
+        return [None] * parsed.parameters.count
+    return dict.fromkeys(parsed.parameters.names)

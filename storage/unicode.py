@@ -1,0 +1,16 @@
+"""Text that can be stored: everything but halves of surrogate pairs, which some JSON brings in."""
+
+from __future__ import annotations
+
+HALF = "is no Unicode text: it has half of a surrogate pair, which can't be stored"
+
+
+def is_unicode(value: str) -> bool:
+    """Can it be stored?"""
+    if value.isascii():
+        return True
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

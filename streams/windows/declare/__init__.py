@@ -1,0 +1,1 @@
+"""Windows and joins as they are declared: kinds, functions, aggregates, patterns."""

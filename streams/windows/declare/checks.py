@@ -1,0 +1,50 @@
+"""Does a window fit the stream it is over?"""
+
+from __future__ import annotations
+
+from tidegate.errors import DeclarationError
+from tidegate.storage.schema import Relation
+from tidegate.streams.windows.declare.kinds import WindowSpec
+
+
+def check_columns(spec: WindowSpec, relation: Relation, what: str) -> None:
+    """The columns a window names are there, and of a type that fits."""
+    until = spec.until if isinstance(spec.until, str) else None
+    named = [("on", spec.on), ("source", spec.source), ("punctuation", spec.punctuation), ("close or until", until)]
+    computed = () if spec.compute is None else spec.compute.columns(relation)
+    for role, name in [*named, *(("by", by) for by in spec.by), *(("compute", column) for column in computed)]:
+        if name is not None and name not in relation.index_of:
+            columns = ", ".join(relation.index_of)
+            raise DeclarationError(
+                f"{what}: {role} names column {name!r}; stream {spec.stream} has {columns}", column=name
+            )
+    for role, name in named[2:]:
+        if name is not None and relation.column(name).type.family != "boolean":
+            raise DeclarationError(f"{what}: {role} names {name}, which is {relation.column(name).type}, not BOOLEAN")
+    for name in spec.by:
+        kind = relation.column(name).type
+        if not kind.hashable_key:
+            raise DeclarationError(
+                f"{what}: by names {name}, which is {kind}; whether two of its values are the same is not clear enough to group "
+                f"by. Emit a whole number or a text instead"
+            )
+    if spec.on is None:
+        return
+    column = relation.column(spec.on)
+    families = ("integer", "float") if spec.kind == "delta" else ("timestamp", "date", "integer")
+    if column.type.family not in families or column.type.sql == "UBIGINT":
+        raise DeclarationError(
+            f"{what}: on names {spec.on}, which is {column.type}; it must be {', '.join(families)} to be a "
+            f"{'difference' if spec.kind == 'delta' else 'time'}"
+        )
+    if column.nullable:
+        raise DeclarationError(
+            f"{what}: on names {spec.on}, which may be NULL; declare it NOT NULL in stream {spec.stream}"
+        )
+    wants_time = column.type.family in ("timestamp", "date")
+    if spec.by_time and spec.timed != wants_time:
+        raise DeclarationError(
+            f"{what}: {spec.on} is {column.type}, so its lengths are "
+            f"{'lengths of time' if wants_time else 'whole numbers in its unit'}, for example "
+            f"{repr('10s') if wants_time else 10}"
+        )

@@ -1,0 +1,27 @@
+"""Windows and joins alike: what a declared one reads, holds and shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tidegate.storage.schema import Relation
+from tidegate.streams.windows import WindowSpec, WindowState, open_state, result_relation
+from tidegate.streams.windows.declare.joins import JoinSpec, Output
+from tidegate.streams.windows.evaluate.plan import Plan
+from tidegate.streams.windows.state.join_state import JoinState
+
+Declared = WindowSpec | JoinSpec
+
+
+def open_window(spec: Declared, relations: Mapping[str, Relation], plan: Plan | None = None) -> WindowState:
+    """Its state, empty. ``relations``: the columns of its streams, by name."""
+    if isinstance(spec, JoinSpec):
+        return JoinState(spec, relations[spec.left], relations[spec.right])
+    return open_state(spec, relations[spec.stream], plan)
+
+
+def window_relation(spec: Declared, relations: Mapping[str, Relation], name: str) -> Relation:
+    """What SQL reads under its name."""
+    if isinstance(spec, JoinSpec):
+        return Relation(name, Output(spec, relations[spec.left], relations[spec.right]).relation.columns)
+    return result_relation(spec, relations[spec.stream], name)

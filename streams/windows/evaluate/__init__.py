@@ -1,0 +1,1 @@
+"""Evaluating windows: plans, where they run, and working ahead."""

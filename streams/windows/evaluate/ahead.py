@@ -1,0 +1,348 @@
+"""Look-ahead at work: which batches are coming, who evaluates them, and who waits for that.
+
+The thread that slides a window evaluates it, together with the windows of batches that wait behind. If ``background`` is
+allowed, the next groups are evaluated meanwhile: transactions then take results while the next ones are worked out, and a
+job that is being prepared does not keep workers waiting.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from typing import Any
+
+from tidegate.streams.windows.evaluate.foresight import Answered, Chain, Coming, Depth, Step, evaluate
+from tidegate.streams.windows.evaluate.plan import Plan
+from tidegate.streams.windows.state.results import WindowState
+
+log = logging.getLogger("tidegate.windows")
+
+PASSED = 100  # batches that can't be foreseen now, before giving up the search for one that can
+GROUPS = 2  # evaluated in the background at a time
+TARGET_S = 1.0  # how long the first of several batches may wait for the results of all, if nothing else is said
+
+_background: list[ThreadPoolExecutor] = []
+
+
+class Group:
+    """Steps that are evaluated together."""
+
+    def __init__(self, steps: list[Step]) -> None:
+        self.steps = steps
+        self.done = threading.Event()
+
+
+class LookAhead:
+    """The look-ahead of one declared window, over all keys of its stream.
+
+    ``opened``: a new, empty state, for shadows. ``lock`` guards chains and what is pending; it is never held during an
+    evaluation. A state is copied only by the thread whose turn it is to slide it.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        opened: Callable[[], Any],
+        limit: int,
+        background: bool,
+        timer: Callable[[], float] | None = None,
+    ) -> None:
+        spec = plan.spec
+        self.plan = plan
+        plan.ahead = self
+        self.opened = opened
+        self.background = background
+        target = TARGET_S if spec.max_delay_us is None else spec.max_delay_us / 1e6
+        self.depth = Depth(limit, target, first=min(limit, 2 * plan.pattern.total))
+        self.timed = (spec.by_time and spec.on is None) or spec.idle_us is not None  # does the time of arrival matter?
+        self.timer = timer or plan.timer
+        self.chains: dict[Any, Chain] = {}
+        self.states: set[Any] = set()  # keys that have a state
+        self.pending: dict[int, Coming] = {}  # by the identity of their rows, in order of arrival
+        self.chained: set[int] = set()  # by the identity of their rows, those that chains have steps for
+        self.lock = threading.Lock()
+        self.numbered = 0
+        self.groups: dict[Step, Group] = {}  # steps that are being evaluated
+        self.in_flight = 0
+        self.ended_s = 0.0  # when the last evaluation ended
+        self.evaluations = self.foreseen = self.used = self.voided = 0
+        self.hindrance: str | None = None  # why a state can't be looked ahead from, if that has come up
+
+    def attach(self, key: Any, state: WindowState) -> ForeseenState:
+        """The state of a key, such that its slides take what was foreseen."""
+        with self.lock:
+            self.states.add(key)
+        return ForeseenState(self, key, state)
+
+    def coming(self, key: Any, rows: Any, now_us: int) -> None:
+        """A batch has taken its place in the order: the window will slide by it after all that were told of before."""
+        with self.lock:
+            if id(rows) not in self.pending and id(rows) not in self.chained:
+                self.numbered += 1
+                self.pending[id(rows)] = Coming(self.numbered, key, rows, now_us if self.timed else 0)
+
+    def go_on(self) -> None:
+        """Begin with what can be foreseen before anyone asks for it."""
+        with self.lock:
+            self._go_on()
+
+    def withdraw(self, keys: Mapping[int, Any]) -> None:
+        """Batches that were to come will not; given by the identity of their rows, with their keys."""
+        with self.lock:
+            for key in set(keys.values()):
+                chain = self.chains.get(key)
+                if chain is not None and any(id(step.coming.rows) in keys for step in chain.steps):
+                    self._void(chain)
+            for identity in keys:
+                self.pending.pop(identity, None)
+
+    # ---- a slide
+
+    def slide(self, key: Any, state: Any, answered: Answered, rows: Any, now_us: int) -> Any:
+        """The slide of the state proper, with what was foreseen for it or can be foreseen now."""
+        step = self._step(key, state, rows, now_us if self.timed else 0)
+        answered.step = step
+        try:
+            slide = state.slide(rows, now_us)
+        finally:
+            answered.step = None
+        commit = slide._commit
+        slide._commit = lambda: self._committed(key, step, commit)
+        return slide
+
+    def _step(self, key: Any, state: Any, rows: Any, now_us: int) -> Step | None:
+        """The step with the answers for this slide; None: it is evaluated by itself."""
+        while True:
+            with self.lock:
+                chain = self.chains.get(key)
+                step = None if chain is None else chain.head(rows, now_us)
+                if step is None:
+                    group = self._begin(key, state, rows)
+                    if group is None:
+                        return None
+                    mine = True
+                elif step.ready:
+                    self._go_on()
+                    return step
+                else:
+                    group, mine = self.groups[step], False
+                if mine:
+                    self._go_on()
+                    if not group.steps:  # nothing to evaluate, for this batch or for those behind it
+                        continue
+            if mine:
+                self._evaluate(group)
+            else:
+                group.done.wait()
+
+    def _begin(self, key: Any, state: Any, rows: Any) -> Group | None:
+        """A group that starts with this slide; None when nothing waits behind it. The lock is held."""
+        chain = self.chains.setdefault(key, Chain())
+        if chain.steps:  # the state goes another way than was assumed
+            self._void(chain)
+        mine = self.pending.get(id(rows))
+        if mine is None:
+            return None
+        for identity in [i for i, c in self.pending.items() if c.key == key and c.number <= mine.number]:
+            del self.pending[identity]  # those before it were passed over: aborted, put aside, withdrawn
+        if mine.alone or not self.pending:
+            return None
+        steps: list[Step] = []
+        if (chain.shadow is None and not self._copied(chain, state)) or not self._foresee(mine, steps):
+            return None
+        return self._gathered(steps)
+
+    def _copied(self, chain: Chain, state: Any) -> bool:
+        shadow = self.opened()
+        try:
+            shadow.restore(state.save())
+        except Exception as error:  # what a function returns for a pane may be anything
+            self.hindrance = f"its state can't be copied: {error}"
+            return False
+        chain.follow(shadow)
+        return True
+
+    def _gathered(self, steps: list[Step]) -> Group:
+        """A group of these steps and of those of pending batches, in order. The lock is held.
+
+        A batch that makes no window fire is ready as it is: it is not in the group, and does not count.
+        """
+        limit, wanted = self.depth.limit, self.depth.of(len(steps) + len(self.pending))
+        mine = {step.coming.key for step in steps}
+        asking = sum(step.asks for step in steps)
+        passed: set[Any] = set()
+        vain = 0
+        for coming in list(islice(self.pending.values(), limit + PASSED)):
+            key = coming.key
+            if asking >= wanted or len(steps) >= limit or vain >= PASSED:
+                break
+            if coming.alone or key in passed or not (key in mine or self._foreseeable(key)):
+                passed.add(key)
+                vain += 1
+            elif self._foresee(coming, steps):
+                mine.add(key)
+                asking += steps[-1].asks
+            else:
+                passed.add(key)
+        for step in steps:
+            step.ready = not step.asks
+        self.foreseen += len(steps) - asking
+        group = Group([step for step in steps if step.asks])
+        self.groups.update(dict.fromkeys(group.steps, group))
+        return group
+
+    def _foreseeable(self, key: Any) -> bool:
+        """Is the key's shadow in step, and is all known that its next windows may be made of?"""
+        chain = self.chains.get(key)
+        if chain is None and key not in self.states:
+            chain = self.chains[key] = Chain()
+            chain.follow(self.opened())
+        if chain is None or chain.shadow is None:
+            return False
+        return not self.plan.by_pane or all(step.ready for step in chain.steps)
+
+    def _foresee(self, coming: Coming, steps: list[Step]) -> bool:
+        try:
+            steps.append(self.chains[coming.key].foresee(coming))
+        except Exception as error:  # a row that is late, a predicate that raises: its own transaction deals with it
+            log.info("a batch of %s can't be foreseen: %r", self.plan.spec.stream, error)
+            coming.alone = True
+            self.pending[id(coming.rows)] = coming
+            return False
+        self.pending.pop(id(coming.rows), None)
+        self.chained.add(id(coming.rows))
+        return True
+
+    def _void(self, chain: Chain, alone: bool = False) -> None:
+        """What a chain assumed is not so, or could not be evaluated; its batches are pending again. The lock is held."""
+        back = chain.void()
+        self.voided += len(back)
+        for coming in back:
+            coming.alone = alone
+            self.chained.discard(id(coming.rows))
+            self.pending[id(coming.rows)] = coming
+        self.pending = dict(sorted(self.pending.items(), key=lambda item: item[1].number))
+
+    # ---- evaluation
+
+    def _evaluate(self, group: Group) -> None:
+        began = self.timer()
+        try:
+            evaluate(self.plan, group.steps)
+            ended = self.timer()
+            self.depth.took(len(group.steps), ended - max(began, self.ended_s))  # it waited for the one before to end
+            self.ended_s = ended
+            self.evaluations += 1
+            self.foreseen += len(group.steps)
+        except Exception as error:  # of which batch, and whether at all, is seen when its turn comes
+            log.info("looking ahead failed, each batch is evaluated in its turn: %r", error)
+        finally:
+            with self.lock:
+                for step in group.steps:
+                    del self.groups[step]
+                for key in {step.coming.key for step in group.steps if not step.ready}:
+                    self._void(self.chains[key], alone=True)
+            group.done.set()
+
+    def _go_on(self) -> None:
+        """Have the next group evaluated in the background, if there is one. The lock is held."""
+        if not self.background or self.in_flight >= GROUPS or not self.pending:
+            return
+        group = self._gathered([])
+        if group.steps:
+            self.in_flight += 1
+            _background_threads().submit(self._evaluate_behind, group)
+
+    def _evaluate_behind(self, group: Group) -> None:
+        try:
+            self._evaluate(group)
+        finally:
+            with self.lock:
+                self.in_flight -= 1
+                if len(self.pending) >= self.depth.now:  # a small group is better left to grow until someone needs it
+                    self._go_on()
+
+    def _committed(self, key: Any, step: Step | None, commit: Callable[[], None]) -> None:
+        commit()
+        with self.lock:
+            chain = self.chains.get(key)
+            if chain is None:
+                return
+            if step is not None and chain.steps and chain.steps[0] is step:
+                chain.steps.popleft()
+                self.chained.discard(id(step.coming.rows))
+                self.used += 1
+            else:
+                self._void(chain)
+
+    # ---- for people
+
+    def __str__(self) -> str:
+        """How far it looks ahead, and what came of it."""
+        return (
+            f"{self.depth.now:,} batches at most now ({self.depth.limit:,} allowed, results within "
+            f"{self.depth.target_s:g} s); {self.foreseen:,} batches foreseen in {self.evaluations:,} evaluations, "
+            f"{self.used:,} used, {self.voided:,} void{'' if self.hindrance is None else f'; {self.hindrance}'}"
+        )
+
+
+class ForeseenState:
+    """A window's state whose slides take what was foreseen. In all else it is that state."""
+
+    def __init__(self, ahead: LookAhead, key: Any, state: Any) -> None:
+        self._ahead = ahead
+        self._key = key
+        self._state = state
+        self._answered = state.plan = Answered(ahead.plan)
+
+    def slide(self, rows: Any, now_us: int = 0) -> Any:
+        """What taking in a batch would do. Nothing changes until the slide is committed."""
+        return self._ahead.slide(self._key, self._state, self._answered, rows, now_us)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._state, name)
+
+
+class Ahead:
+    """The look-ahead windows of an engine, by the border stream whose batches slide them."""
+
+    def __init__(self, windows: Iterable[LookAhead]) -> None:
+        self.by_stream: dict[str, list[LookAhead]] = {}
+        for ahead in windows:
+            self.by_stream.setdefault(ahead.plan.spec.stream, []).append(ahead)
+
+    def coming(self, stream: str, key: Any, rows: Any, now_us: int) -> None:
+        """A batch on ``stream`` waits for its turn."""
+        for ahead in self.by_stream.get(stream, ()):
+            ahead.coming(key, rows, now_us)
+
+    def soon(self, stream: str, parts: Iterable[tuple[Any, Any]]) -> None:
+        """These batches will wait for their turn, after all that do now. Where the time of arrival matters, that is too early."""
+        for ahead in self.by_stream.get(stream, ()):
+            if not ahead.timed:
+                for key, rows in parts:
+                    ahead.coming(key, rows, 0)
+                ahead.go_on()
+
+    def withdraw(self, stream: str, parts: Iterable[tuple[Any, Any]]) -> None:
+        """Some that were to come soon will not."""
+        for ahead in self.by_stream.get(stream, ()):
+            ahead.withdraw({id(rows): key for key, rows in parts})
+
+    def wanted(self, stream: str) -> int:
+        """How many batches of this stream it is worth knowing in advance; 0: none."""
+        return max((ahead.depth.soon for ahead in self.by_stream.get(stream, ())), default=0)
+
+    def target_s(self, stream: str) -> float:
+        """How long it is worth waiting for more of them."""
+        return min((ahead.depth.target_s for ahead in self.by_stream.get(stream, ())), default=0.0)
+
+
+def _background_threads() -> ThreadPoolExecutor:
+    """Few for the process: what is evaluated there is itself parallel."""
+    if not _background:
+        _background.append(ThreadPoolExecutor(GROUPS, "tidegate-ahead"))
+    return _background[0]

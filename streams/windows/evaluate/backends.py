@@ -1,0 +1,52 @@
+"""Which backend evaluates a window: what it was declared with, or else what the engine was opened with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tidegate.storage.schema import Relation
+from tidegate.streams.windows import open_state
+from tidegate.streams.windows.declare.kinds import WindowSpec
+from tidegate.streams.windows.evaluate.ahead import LookAhead
+from tidegate.streams.windows.evaluate.local import Backend
+from tidegate.streams.windows.evaluate.plan import Plan, shared_backend
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How an engine evaluates windows. ``backend``: of those that name none, ``None``: all on this machine, whatever they
+    name; ``spark``: a session, a master URL, or None for an embedded one; ``look_ahead``: batches at most; ``background``:
+    may a thread evaluate ahead of the transactions?"""
+
+    backend: str | None = None
+    spark: Any = None
+    look_ahead: int = 1
+    background: bool = False
+
+    def backend_of(self, spec: WindowSpec) -> Backend:
+        named = "local" if self.backend is None else spec.backend or self.backend
+        if named == "local":
+            return shared_backend()
+        from tidegate.streams.spark.backend import spark_backend
+
+        return spark_backend(shared_backend(), self.spark, only=named == "spark")
+
+    def ahead_of(self, plan: Plan, relation: Relation, known: bool) -> LookAhead | None:
+        """The look-ahead of a window; None where there is none. ``known``: are the rows of its stream, before they are due?"""
+        if plan.backend is shared_backend() or plan.vectorised or self.look_ahead == 1:
+            return None
+        if not known:
+            plan.ahead = f"none: batches of {plan.spec.stream} are known only when their turn has come"
+            return None
+        return LookAhead(plan, lambda: open_state(plan.spec, relation, plan), self.look_ahead, self.background)
+
+
+REFERENCE = Evaluation()
+
+
+def start(plans: list[Plan]) -> None:
+    """Begin to start what these plans can't do without, in the background; raises when it can't be had."""
+    for plan in plans:
+        if not plan.vectorised and plan.pattern.total > 1:
+            plan.backend.begin()

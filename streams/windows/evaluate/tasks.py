@@ -1,0 +1,108 @@
+"""What is evaluated: work that can be carried out in any process.
+
+A :class:`Work` says what to do (told to a worker once), a :class:`Task` for which windows or panes. Neither refers to the
+engine.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from tidegate.storage.schema import Relation
+from tidegate.streams.windows.declare.functions import Extent, Function
+from tidegate.streams.windows.state.columns import times_of
+
+Operation = Literal["whole", "pane", "combine"]
+
+PART_ROWS = 1_024  # a decomposable function gets a window without panes in parts of so many rows
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """What is done to windows of one kind. ``pane``: the length of its panes, in rows (``by_rows``) or along ``on``."""
+
+    function: Function
+    relation: Relation
+    pane: int | None = None
+    by_rows: bool = True
+    on: str | None = None
+
+    @cached_property
+    def packed(self) -> bytes:
+        """For another process. A function that is not in a module goes along as code, with cloudpickle."""
+        facts = (self.function, self.relation.name, self.relation.columns, self.pane, self.by_rows, self.on)
+        try:
+            from cloudpickle import dumps  # type: ignore[import-untyped,import-not-found,unused-ignore]
+        except ImportError:
+            dumps = pickle.dumps
+        packed: bytes = dumps(facts, protocol=5)
+        return packed
+
+    @staticmethod
+    def unpacked(packed: bytes) -> Work:
+        function, name, columns, *panes = pickle.loads(packed)
+        return Work(function, Relation(name, columns), *panes)
+
+    def panes(self, extent: Extent) -> list[Extent]:
+        """The panes of a window that have rows. Without panes: parts of :data:`PART_ROWS` rows, whatever the pattern."""
+        cuts = extent.cuts or range(0, len(extent), PART_ROWS)
+        bounds = zip(cuts, [*cuts[1:], len(extent)], strict=True)
+        return [self._part(extent, i, low, high) for i, (low, high) in enumerate(bounds) if high > low]
+
+    def _part(self, extent: Extent, i: int, low: int, high: int) -> Extent:
+        columns = extent.columns.slice(low, high)
+        if extent.cuts is None or self.pane is None:
+            return Extent(i, extent.key, extent.start, extent.end, columns)
+        if self.by_rows:
+            number = (extent.start + low) // self.pane
+        elif self.on is not None and self.on in columns.values:
+            number = int(times_of(columns[self.on][:1])[0]) // self.pane
+        else:  # by batches, or by the time of arrival: which of the window's panes it is can't be told
+            return Extent(i, extent.key, extent.start, extent.end, columns)
+        return Extent(number, extent.key, number * self.pane, (number + 1) * self.pane, columns)
+
+    def do(self, operation: Operation, item: Any) -> Any:
+        function = self.function
+        if operation == "combine":
+            return function.combine(item)
+        if operation == "pane":
+            return function.pane(item)
+        if function.decomposable:
+            return function.combine([function.pane(part) for part in self.panes(item)])
+        return function.whole(item)
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """An operation on some items: extents, or for ``combine`` the results of each window's panes.
+
+    ``worker``: whose it is, when that is settled in advance.
+    """
+
+    work: Work
+    operation: Operation
+    items: Sequence[Any]
+    worker: int | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Results of a task's items up to the first that raised, and what it raised."""
+
+    results: list[Any]
+    error: Exception | None = None
+
+
+def carry_out(task: Task, done: Sequence[Any] = ()) -> Outcome:
+    """Do the items that are not ``done`` yet, in this process and thread."""
+    results = list(done)
+    try:
+        for item in task.items[len(results) :]:
+            results.append(task.work.do(task.operation, item))  # noqa: PERF401 - what was done before it raised counts
+    except Exception as error:
+        return Outcome(results, error)
+    return Outcome(results)

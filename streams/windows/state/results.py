@@ -1,0 +1,228 @@
+"""What a procedure sees of a window after its batch has been taken in."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, overload
+
+import pyarrow as pa
+
+from tidegate.errors import DataError, DeclarationError
+from tidegate.storage.schema import Column, Relation
+from tidegate.storage.types import column_type
+from tidegate.streams.windows.declare.functions import Extent, Function, result_rows
+from tidegate.streams.windows.declare.kinds import WindowSpec
+from tidegate.streams.windows.state.columns import Array, Columns, dtype_of
+
+if TYPE_CHECKING:
+    from tidegate.streams.windows.declare.joins import JoinSpec
+
+EPOCH = dt.datetime(1970, 1, 1)
+
+
+class Results:
+    """The relation of a window's results: the ``by`` columns, the window's number and bounds, what was computed."""
+
+    def __init__(self, spec: WindowSpec, relation: Relation) -> None:
+        assert spec.compute is not None
+        self.function: Function = spec.compute
+        bound = bound_type(spec, relation)
+        self.as_time = bound == "TIMESTAMP"
+        labels = [
+            *(relation.column(name) for name in spec.by),
+            Column("window_number", column_type("BIGINT"), nullable=False),
+            Column("window_start", column_type(bound), nullable=False),
+            Column("window_end", column_type(bound), nullable=False),
+        ]
+        returned = self.function.returns(relation)
+        taken = {column.name for column in labels}
+        for column in returned:
+            if column.name in taken:
+                raise DeclarationError(
+                    f"window over {spec.stream}: the result column {column.name} has the name of a column that every result "
+                    f"has ({', '.join(taken)}); choose another"
+                )
+        self.relation = Relation(f"{spec.stream} windows", (*labels, *returned))
+
+    def rows(self, windows: Sequence[Extent], returned: Sequence[Any]) -> ResultRows:
+        """Results of fired windows, from what the function returned for each."""
+        found: list[Any] = []
+        for window, given in zip(windows, returned, strict=True):
+            found.extend(result_rows(self.relation, given, self.labels(window)))
+        return ResultRows.of_rows(self.relation, found)
+
+    def none(self) -> ResultRows:
+        """No results."""
+        return ResultRows.of_rows(self.relation, [])
+
+    def labels(self, window: Extent) -> tuple[Any, ...]:
+        return (*window.key, window.number, self.bound(window.start), self.bound(window.end))
+
+    def bound(self, value: Any) -> Any:
+        """A bound as people read it."""
+        return EPOCH + dt.timedelta(microseconds=int(value)) if self.as_time else value
+
+
+def bound_type(spec: WindowSpec, relation: Relation) -> str:
+    """The SQL type of a window's bounds."""
+    if spec.kind == "delta":
+        return "DOUBLE"
+    if not spec.by_time:
+        return "BIGINT"
+    return "TIMESTAMP" if spec.on is None or dtype_of(relation.column(spec.on)).kind == "M" else "BIGINT"
+
+
+class ResultRows(Sequence[Any]):
+    """A window's results: a sequence of rows, held as columns. ``results["mean"]`` is a column as a numpy array.
+
+    Rows are Python objects, and cost accordingly; they are made when the first is asked for. ``ready``: the columns that
+    need no work, ``complete``: makes them all.
+    """
+
+    __slots__ = ("_columns", "_complete", "_length", "_ready", "_rows")
+
+    def __init__(self, length: int, ready: Columns, complete: Callable[[], Columns]) -> None:
+        self._length = length
+        self._ready = ready.protected()
+        self._complete = complete
+        self._columns: Columns | None = None
+        self._rows: tuple[Any, ...] | None = None
+
+    @classmethod
+    def of_rows(cls, relation: Relation, given: Iterable[Any]) -> ResultRows:
+        """Results that are rows already."""
+        rows = tuple(given)
+        found = cls(len(rows), Columns(relation, len(rows), {}, {}), lambda: Columns.of_rows(relation, rows))
+        found._rows = rows
+        return found
+
+    @property
+    def columns(self) -> Columns:
+        """All columns."""
+        if self._columns is None:
+            self._columns = self._complete().protected()
+        return self._columns
+
+    @property
+    def rows(self) -> tuple[Any, ...]:
+        """The rows as named tuples."""
+        if self._rows is None:
+            self._rows = self.columns.rows
+        return self._rows
+
+    def to_arrow(self) -> pa.Table:
+        """The results as an Arrow table."""
+        return self.columns.to_arrow()
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, which: int) -> Any: ...
+    @overload
+    def __getitem__(self, which: slice) -> tuple[Any, ...]: ...
+    @overload
+    def __getitem__(self, which: str) -> Array: ...
+    def __getitem__(self, which: int | slice | str) -> Any:
+        """A row, some rows, or a column (NULLs of a float column are NaN; see ``columns.valid``)."""
+        if not isinstance(which, str):
+            return self.rows[which]
+        if which in self._ready.values:
+            return self._ready.values[which]
+        if which not in self.columns.values:
+            known = ", ".join(self.columns.values)
+            raise DataError(f"the results have no column {which!r}; they have {known}", column=which)
+        return self.columns.values[which]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.rows)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and self.rows == tuple(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(list(self.rows))
+
+
+class WindowState(Protocol):
+    """The state of one window (of one stream key): what execution *i* leaves to execution *i + 1*."""
+
+    @property
+    def spec(self) -> WindowSpec | JoinSpec: ...
+
+    @property
+    def fired(self) -> int:
+        """How many windows (of a join: results) so far."""
+
+    @property
+    def late(self) -> int:
+        """How many rows so far that came too late."""
+
+    @property
+    def late_rows(self) -> Any:
+        """The newest of them; of a join each with its stream."""
+
+    def slide(self, rows: Any, now_us: int = 0) -> Any:
+        """What taking in a batch would do. Nothing changes until the slide is committed."""
+
+    def still(self) -> Any:
+        """What a procedure sees when nothing came on the window's stream: nothing fires, nothing changes."""
+
+    def held(self) -> int:
+        """How many rows (or panes) are kept for windows that can still fire."""
+
+    def bytes_held(self) -> int:
+        """How much memory all that is kept takes (:mod:`.sizes`)."""
+
+    @property
+    def watermark(self) -> int | None:
+        """The time before which no row is expected; None where time does not matter."""
+
+    def contents(self) -> Any:
+        """What is held, as plain values that can be compared."""
+
+    def save(self) -> bytes:
+        """The state, for a checkpoint."""
+
+    def restore(self, saved: bytes) -> None:
+        """Become the saved state."""
+
+
+class Slide:
+    """One execution's view of a window: the windows its batch made fire.
+
+    ``windows``: the extents that fired, in order (of a window without ``compute``); ``results``: the rows computed for
+    them; ``slid``: did any; ``late``: rows of this batch that came too late.
+    """
+
+    __slots__ = ("_commit", "added", "late", "results", "slid", "windows")
+
+    def __init__(
+        self,
+        added: Any,
+        windows: Sequence[Extent],
+        results: ResultRows | None,
+        fired: int,
+        late: Sequence[Any],
+        commit: Any,
+    ) -> None:
+        self.added = added
+        self.windows = tuple(windows)
+        self.results = results
+        self.slid = fired > 0
+        self.late = tuple(late)
+        self._commit = commit
+
+    @property
+    def rows(self) -> tuple[Any, ...]:
+        """What SQL reads under the window's name: the results, or without ``compute`` the rows of the newest window."""
+        if self.results is not None:
+            return self.results.rows
+        return self.windows[-1].rows if self.windows else ()
+
+    def commit(self) -> None:
+        """Make the slide the window's state."""
+        self._commit()

@@ -1,0 +1,152 @@
+"""What all columnar window states have in common: event time, late rows, counters, and the way a batch is taken in."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from tidegate.storage.schema import Relation
+from tidegate.streams.windows.declare.functions import Extent
+from tidegate.streams.windows.declare.kinds import WindowSpec
+from tidegate.streams.windows.state import saving
+from tidegate.streams.windows.state.columns import Columns
+from tidegate.streams.windows.state.results import ResultRows, Results, Slide
+from tidegate.streams.windows.state.sizes import bytes_of
+from tidegate.streams.windows.state.times import NEVER, EventTime, Step
+
+LATE_SHOWN = 100  # of the rows that came too late, the newest are kept for people to see
+
+
+class Frontier(NamedTuple):
+    """How far a batch brings the stream: the watermark, or else the number of batches, before and after it."""
+
+    before: int
+    after: int
+
+
+@dataclass
+class Taken:
+    """One batch worked out: what fires, in order, and how to make it so."""
+
+    store: Callable[[], None]
+    fired: int
+    windows: list[Extent] = field(default_factory=list)
+    results: ResultRows | None = None
+
+
+class ColumnState(ABC):
+    """The state of one window (of one stream key) that takes its batches in as columns."""
+
+    results: Results | None
+
+    def __init__(self, spec: WindowSpec, relation: Relation) -> None:
+        self.spec = spec
+        self.relation = relation
+        self.names = needed_columns(spec, relation)
+        self.time = EventTime(spec, relation, self.names) if spec.in_event_order else None
+        self.batches = 0
+        self.fired = 0
+        self.late = 0
+        self.late_rows: deque[Any] = deque(maxlen=LATE_SHOWN)
+
+    @property
+    def watermark(self) -> int | None:
+        """The time before which no row is expected; None where there is none, or nothing has come yet."""
+        return None if self.time is None or self.time.watermark == NEVER else self.time.watermark
+
+    def slide(self, rows: Any, now_us: int = 0) -> Slide:
+        """What taking in a batch would do. Nothing changes until the slide is committed."""
+        columns = rows if isinstance(rows, Columns) else Columns.of_rows(self.relation, rows, self.names)
+        step = None if self.time is None else self.time.step(columns, now_us)
+        taken = self._take(columns if step is None else step.columns, step)
+        late = _late_rows(rows, step)
+
+        def commit() -> None:
+            taken.store()
+            if step is not None and self.time is not None:
+                step.commit(self.time)
+            self.batches += 1
+            self.fired += taken.fired
+            self.late += len(late)
+            self.late_rows.extend(late)
+
+        return Slide(rows, taken.windows, taken.results, taken.fired, late, commit)
+
+    def still(self) -> Slide:
+        """Nothing came on the window's stream: nothing fires, nothing changes."""
+        return Slide((), [], None if self.results is None else self.results.none(), 0, [], lambda: None)
+
+    @abstractmethod
+    def _take(self, columns: Columns, step: Step | None) -> Taken:
+        """Work out what these rows, in window order, do."""
+
+    def _frontier(self, step: Step | None) -> Frontier:
+        if step is not None and self.time is not None and self.spec.by_time:
+            return Frontier(self.time.watermark, step.watermark)
+        return Frontier(self.batches, self.batches + 1)
+
+    def held(self) -> int:
+        """How many rows and panes are kept for windows that can still fire."""
+        return self._held() + (0 if self.time is None else len(self.time.waiting))
+
+    @abstractmethod
+    def _held(self) -> int: ...
+
+    def bytes_held(self) -> int:
+        """How much memory all that is kept takes."""
+        time = self.time
+        waiting = () if time is None else (time.waiting, time.times, time.sources)
+        return bytes_of(self.late_rows, *waiting, *self._kept())
+
+    @abstractmethod
+    def _kept(self) -> Iterable[Any]:
+        """Everything that is kept besides event time and late rows."""
+
+    @abstractmethod
+    def contents(self) -> Any:
+        """What is held, as plain values that can be compared."""
+
+    # ---- checkpoints
+
+    def save(self) -> bytes:
+        """The state, for a checkpoint."""
+        time = None if self.time is None else self.time.saved()
+        late = [tuple(row) for row in self.late_rows]
+        return saving.pack([self.batches, self.fired, self.late, late, time, self._saved()], self.relation)
+
+    def restore(self, saved: bytes) -> None:
+        """Become the saved state."""
+        self.batches, self.fired, self.late, late, time, rest = saving.unpack(saved, self.relation, self.names)
+        self.late_rows.extend(late)
+        if self.time is not None and time is not None:
+            self.time.restore(time)
+        self._restore(rest)
+
+    @abstractmethod
+    def _saved(self) -> list[Any]: ...
+
+    @abstractmethod
+    def _restore(self, saved: list[Any]) -> None: ...
+
+
+def needed_columns(spec: WindowSpec, relation: Relation) -> list[str]:
+    """The columns of the stream that have to be looked at."""
+    if spec.compute is None or callable(spec.until):
+        return relation.column_names
+    named: Iterable[str | None] = (
+        *spec.by, spec.on, spec.source, spec.punctuation, spec.until if isinstance(spec.until, str) else None,
+        *spec.compute.columns(relation),
+    )  # fmt: skip
+    wanted = set(named)
+    return [name for name in relation.column_names if name in wanted]
+
+
+def _late_rows(rows: Any, step: Step | None) -> list[Any]:
+    if step is None or step.late is None:
+        return []
+    if isinstance(rows, Columns):
+        return rows.take(step.late).tuples()
+    return [rows[i] for i in step.late.tolist()]

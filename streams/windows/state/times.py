@@ -1,0 +1,144 @@
+"""Event time: the watermark, the reorder buffer, and rows that come too late.
+
+The *watermark* is the time before which no row is expected any more: the largest time seen, minus ``delay``. It never
+goes back. A row is late when its time lies before the watermark as it was when the row came. Rows leave the reorder
+buffer in the order of their time (of equal times, in order of arrival) as soon as the watermark has reached them::
+
+    delay = 2s      arrive       5s  7s  6s  9s  4s
+                    watermark    3s  5s  5s  7s  7s
+                    released          5s      6s 7s
+                                                 4s is late
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tidegate.errors import DataError
+from tidegate.storage.codec import from_json, to_json
+from tidegate.storage.schema import Relation
+from tidegate.streams.windows.declare.kinds import WindowSpec
+from tidegate.streams.windows.state.columns import Array, Columns, times_of
+
+NEVER = -(2**62)  # before any time
+
+
+class Step:
+    """What a batch does to event time: the rows it releases, in order, with their times; the watermark; the places of
+    rows that came too late.
+    """
+
+    __slots__ = ("_after", "columns", "late", "times", "watermark")
+
+    def __init__(
+        self, columns: Columns, times: Array, watermark: int, late: Array | None, after: tuple[Any, ...]
+    ) -> None:
+        self.columns = columns
+        self.times = times
+        self.watermark = watermark
+        self.late = late
+        self._after = after
+
+    def commit(self, state: EventTime) -> None:
+        state.watermark, state.waiting, state.times, state.sources = self.watermark, *self._after
+
+
+class EventTime:
+    """Event time of one window over one stream (and stream key)."""
+
+    def __init__(self, spec: WindowSpec, relation: Relation, names: list[str]) -> None:
+        self.spec = spec
+        self.watermark = NEVER
+        self.waiting = Columns.empty(relation, names)
+        self.times: Array = np.empty(0, "i8")
+        self.sources: dict[Any, tuple[int, int]] = {}  # source -> (largest time, when it was last heard of)
+
+    def step(self, columns: Columns, now_us: int) -> Step:
+        """What taking in ``columns`` would do."""
+        spec = self.spec
+        if spec.on is None:  # time is arrival
+            watermark = max(self.watermark, now_us)
+            times = np.full(len(columns), watermark, "i8")
+            return Step(columns, times, watermark, None, (self.waiting, self.times, self.sources))
+        times = times_of(columns[spec.on])
+        if (
+            not spec.delay and not len(self.waiting) and spec.source is None and spec.punctuation is None
+            and len(times) and times[0] >= self.watermark and bool((times[1:] >= times[:-1]).all())
+        ):  # fmt: skip
+            return Step(columns, times, int(times[-1]), None, (self.waiting, self.times, self.sources))
+        return self._reordered(columns, times, now_us)
+
+    def _reordered(self, columns: Columns, times: Array, now_us: int) -> Step:
+        spec = self.spec
+        marks = np.zeros(len(times), bool) if spec.punctuation is None else columns[spec.punctuation].astype(bool)
+        if spec.source is None:
+            reached = np.maximum.accumulate(np.concatenate([[self.watermark], times - np.where(marks, 0, spec.delay)]))
+            before, watermark, sources = reached[:-1], int(reached[-1]), self.sources
+        else:
+            before, watermark, sources = self._by_source(columns, times, marks, now_us)
+        late = ~marks & (times < before)
+        dropped = None
+        if late.any():
+            dropped = np.flatnonzero(late)
+            if spec.late == "raise":
+                raise self._too_late(times[late], before[late])
+            times = np.where(late, before, times)
+        keep = ~marks if spec.late == "adjust" or dropped is None else ~marks & ~late
+        if not keep.all():
+            columns, times = columns.take(keep), times[keep]
+        if len(self.waiting):
+            columns = Columns.joined([self.waiting, columns])
+            times = np.concatenate([self.times, times])
+        order = np.argsort(times, kind="stable")
+        ready = int(np.searchsorted(times[order], watermark, side="right"))
+        waits = np.sort(order[ready:])  # in order of arrival
+        after = (columns.take(waits), times[waits], sources)
+        order = order[:ready]
+        return Step(columns.take(order), times[order], watermark, dropped, after)
+
+    def _by_source(
+        self, columns: Columns, times: Array, marks: Array, now_us: int
+    ) -> tuple[Array, int, dict[Any, tuple[int, int]]]:
+        """The watermark before each row, and after all, when it follows the slowest source.
+
+        Who speaks is awake: a row does not come too late because its own source was silent.
+        """
+        spec = self.spec
+        assert spec.source is not None
+        sources = dict(self.sources)
+        watermark = self.watermark
+        before = np.empty(len(times), "i8")
+        for i, (source, time, mark) in enumerate(
+            zip(columns.python(spec.source), times.tolist(), marks.tolist(), strict=True)
+        ):
+            before[i] = watermark
+            reached = time + spec.delay if mark else time
+            for heard in list(sources) if mark and source is None else [source]:  # a punctuation of no source is of all
+                sources[heard] = max(reached, sources.get(heard, (NEVER, 0))[0]), now_us
+            watermark = max(watermark, self._slowest(sources, now_us))
+        return before, watermark, sources
+
+    def _slowest(self, sources: dict[Any, tuple[int, int]], now_us: int) -> int:
+        idle = self.spec.idle_us
+        heard = [t for t, seen in sources.values() if idle is None or now_us - seen <= idle]
+        return min(heard) - self.spec.delay if heard else NEVER
+
+    def _too_late(self, times: Array, watermarks: Array) -> DataError:
+        spec = self.spec
+        return DataError(
+            f"{len(times)} row(s) of {spec.stream} came too late for the window ({spec}): the first is "
+            f"{int(watermarks[0] - times[0])} {'µs' if spec.timed else 'units'} behind the watermark. Allow "
+            f"more with delay=, or let late='drop' or 'adjust' deal with it",
+            relation=spec.stream,
+            column=spec.on,
+        )
+
+    def saved(self) -> dict[str, Any]:
+        sources = [[to_json(source), *times] for source, times in self.sources.items()]
+        return {"watermark": self.watermark, "times": self.times, "sources": sources, "waiting": self.waiting}
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        self.watermark, self.times, self.waiting = saved["watermark"], saved["times"], saved["waiting"]
+        self.sources = {from_json(source): (time, seen) for source, time, seen in saved["sources"]}

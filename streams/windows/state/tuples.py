@@ -1,0 +1,147 @@
+"""Plain windows: tuples or whole batches in order of arrival, as Python rows, read by the procedure itself.
+
+What S-Store has, and the quickest for small batches. Until the first window is full there is a partial one: ``rows``
+then holds what has arrived so far.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from itertools import chain, islice
+from typing import Any, ClassVar
+
+import msgspec
+import numpy as np
+
+from tidegate.storage.schema import Relation, Row
+from tidegate.streams.windows.declare.functions import Extent
+from tidegate.streams.windows.declare.kinds import WindowSpec
+from tidegate.streams.windows.state import saving
+from tidegate.streams.windows.state.columns import Columns
+from tidegate.streams.windows.state.sizes import bytes_of
+
+
+class TupleSlide(msgspec.Struct, eq=False, frozen=True):
+    """One execution's view of a window: what was there before, the rows of its batch, and what that makes fire.
+
+    ``added`` and ``expired``: the rows that entered and left the window with this batch; ``rows``: the newest full
+    extent (before the first is full: what has arrived); ``fired``: numbers of the windows this batch completed.
+    """
+
+    buffer: TupleState
+    added: tuple[Any, ...]
+    expired: tuple[Any, ...]
+    _new: list[tuple[Row, ...]]
+    _first: int  # the number of the oldest element that is held from now on
+    _windows: int  # windows fired so far, with those of this batch
+    _before: int  # and without
+
+    late: ClassVar[Sequence[Any]] = ()
+    results: ClassVar[None] = None
+
+    @property
+    def fired(self) -> range:
+        return range(self._before, self._windows)
+
+    @property
+    def slid(self) -> bool:
+        """Did this batch complete at least one window?"""
+        return self._windows > self._before
+
+    @property
+    def rows(self) -> tuple[Any, ...]:
+        """The rows now in the window, oldest first."""
+        return self.extent(max(self._windows - 1, 0))
+
+    def extent(self, number: int) -> tuple[Any, ...]:
+        """The rows of window ``number``: one of ``fired``, or the newest."""
+        spec, buffer = self.buffer.spec, self.buffer
+        low = number * spec.slide - buffer.first
+        elements = [*buffer.elements, *self._new]
+        return tuple(chain.from_iterable(elements[max(low, 0) : low + spec.size]))
+
+    @property
+    def windows(self) -> list[Extent]:
+        """The windows that this batch completed."""
+        spec, relation = self.buffer.spec, self.buffer.relation
+        found = []
+        for number in self.fired:
+            start, rows = number * spec.slide, self.extent(number)
+            if rows:
+                found.append(Extent(number, (), start, start + spec.size, Columns.of_rows(relation, rows).protected()))
+        return found
+
+    def commit(self) -> None:
+        """Make the slide the window's state."""
+        buffer = self.buffer
+        elements = buffer.elements
+        elements.extend(self._new)
+        for _ in range(self._first - buffer.first):
+            elements.popleft()
+        buffer.first, buffer.windows = self._first, self._windows
+
+
+class TupleState:
+    """The state of one window (of one key): the elements that can still fire, and how many windows have fired."""
+
+    __slots__ = ("counts", "elements", "first", "relation", "spec", "windows")
+
+    late = 0
+    late_rows: Sequence[Any] = ()
+    watermark = None
+
+    def __init__(self, spec: WindowSpec, relation: Relation) -> None:
+        self.spec = spec
+        self.counts = spec.kind == "count"  # an element is a row, not a batch
+        self.relation = relation
+        self.elements: deque[tuple[Row, ...]] = deque()
+        self.first = 0  # the number of the oldest element held
+        self.windows = 0
+
+    def slide(self, rows: tuple[Row, ...], now_us: int = 0) -> TupleSlide:
+        """What adding ``rows`` would do. Nothing changes until the slide is committed."""
+        new: list[tuple[Row, ...]] = [rows] if len(rows) == 1 or not self.counts else list(zip(rows))
+        spec, elements = self.spec, self.elements
+        held = len(elements)
+        if spec.slide == 1 == len(new) and held == spec.size:  # it was full, and slides by one: most often
+            windows = self.windows
+            return TupleSlide(self, rows, elements[0], new, self.first + 1, windows + 1, windows)
+        total = self.first + held + len(new)
+        if total < spec.size:
+            return TupleSlide(self, rows, (), new, 0, 0, self.windows)
+        windows = (total - spec.size) // spec.slide + 1
+        # what lies before the newest window's start has left it, and no later window reaches back to it
+        first = (windows - 1) * spec.slide
+        expired: list[Any] = []
+        for i in range(first - self.first):
+            expired += elements[i] if i < held else new[i - held]
+        return TupleSlide(self, rows, tuple(expired), new, first, windows, self.windows)
+
+    def still(self) -> TupleSlide:
+        """Nothing came on the window's stream: nothing fires, nothing changes."""
+        return TupleSlide(self, (), (), [], self.first, self.windows, self.windows)
+
+    @property
+    def fired(self) -> int:
+        return self.windows
+
+    def held(self) -> int:
+        return sum(len(element) for element in self.elements)
+
+    def bytes_held(self) -> int:
+        return bytes_of(self.elements)
+
+    def contents(self) -> Any:
+        return self.first, self.windows, [[tuple(row) for row in element] for element in self.elements]
+
+    def save(self) -> bytes:
+        lengths = np.array([len(element) for element in self.elements], "i8")
+        rows = [row for element in self.elements for row in element]
+        return saving.pack([self.first, self.windows, lengths, Columns.of_rows(self.relation, rows)])
+
+    def restore(self, saved: bytes) -> None:
+        names = self.relation.column_names
+        self.first, self.windows, lengths, columns = saving.unpack(saved, self.relation, names)
+        rows = iter(columns.rows)
+        self.elements = deque(tuple(islice(rows, length)) for length in lengths.tolist())

@@ -1,0 +1,130 @@
+"""``crash-test`` and ``soak``: engines that are killed again and again, and what must be left of them."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import RenderableType
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from tidegate.cli.printing import Json, console, need_server, print_json, told
+
+
+class Executors(StrEnum):
+    """Which executor lives have; both: by turns."""
+
+    serial = "serial"
+    threads = "threads"
+    both = "both"
+
+
+def crash_test(
+    address: Annotated[
+        str | None, typer.Argument(metavar="[APP]", help="module:app or file.py:app; two built-in apps otherwise.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Workloads to run, each killed one to three times.")] = 24,
+    seed: Annotated[int, typer.Option(help="The first round's seed.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Kill an engine at random moments and at named crash points: nothing acknowledged may be lost, doubled or different.
+
+    Example: tidegate crash-test --rounds 24
+
+    Example: tidegate crash-test shop.py:app --rounds 10 --seed 7
+
+    The work is rows made from the schemas of APP's border streams, or what crash_workload(seed) beside it returns: a list
+    of tidegate.testing.Push (with batch_id) and Call.
+    """
+    from tidegate.testing.crashes import crash_test as run
+    from tidegate.testing.crashes import facts
+
+    columns = (TextColumn("rounds"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=told, transient=True) as bar:
+        task = bar.add_task("rounds", total=rounds)
+        summary = run(rounds, seed, address, progress=lambda s: bar.update(task, completed=s.rounds + len(s.failures)))
+    for failure in summary.failures:
+        told.print(failure, markup=False)
+    found = facts(summary)
+    if as_json:
+        print_json(found)
+    else:
+        points = found.pop("points")
+        found["failures"] = len(summary.failures)
+        table = Table("died at", "times", box=None)
+        for name, count in points.items():
+            table.add_row(name, str(count))
+        console.print(table)
+        console.print(_listed(found))
+    if not summary.sound:
+        raise typer.Exit(1)
+
+
+def soak(
+    minutes: Annotated[float, typer.Option(min=0.01, help="How long.")] = 10.0,
+    seed: Annotated[int, typer.Option(help="For the kills and for who does what when.")] = 0,
+    kills_every: Annotated[float, typer.Option(min=0.1, help="Seconds from one end of a process to the next.")] = 20.0,
+    executor: Annotated[Executors, typer.Option(help="serial, threads, or both by turns.")] = Executors.both,
+    keep: Annotated[
+        Path | None, typer.Option(help="Keep data, log and stacks here; otherwise only if something is wrong.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Everything at once, for minutes, with kills in between: nothing may hang, get lost, doubled or seen half done.
+
+    Pushes by push, feed, call and HTTP, SQL in procedures, queries, subscribers, a slow consumer, questions, merges every
+    second; at the end the log is run again (tidegate verify) and every number is looked at. Exit code 1: something is wrong.
+
+    Example: tidegate soak --minutes 10
+
+    Example: tidegate soak --minutes 2 --executor threads --kills-every 10 --seed 7 --keep soaked
+    """
+    need_server()
+    from tidegate.testing.soak import facts
+    from tidegate.testing.soak import soak as run
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=told, transient=True) as bar:
+        task = bar.add_task("soaking", total=minutes * 60)
+        summary = run(
+            minutes,
+            seed,
+            kills_every,
+            executor.value,
+            keep,
+            lambda what, s: bar.update(task, description=what, completed=s),
+        )
+    found = facts(summary)
+    if as_json:
+        print_json(found)
+    else:
+        found["violations"] = len(summary.violations)
+        console.print(_listed(found))
+        for violation in summary.violations:
+            told.print(f"[red]wrong:[/] {escape(violation)}", soft_wrap=True)
+    if not summary.sound:
+        raise typer.Exit(1)
+
+
+def _listed(facts: dict[str, Any]) -> RenderableType:
+    table = Table(show_header=False, box=None)
+    for name, value in facts.items():
+        table.add_row(f"[bold]{name}[/]", escape(_shown(value)))
+    return table
+
+
+def _shown(value: Any) -> str:
+    match value:
+        case None:
+            return "-"
+        case int():
+            return f"{value:,}"
+        case dict():
+            return ", ".join(f"{name} {_shown(part)}" for name, part in value.items()) or "-"
+        case list():
+            return ", ".join(map(_shown, value)) or "-"
+    return str(value)

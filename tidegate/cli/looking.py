@@ -1,0 +1,108 @@
+"""``tidegate status`` and ``tidegate graph``: what a server is doing, and what an app looks like."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tidegate.cli.printing import LOCAL, Json, TokenOption, Url, client_of, console, print_json
+from tidegate.errors import ServerError, TidegateError
+
+if TYPE_CHECKING:
+    from tidegate.client import Client
+
+
+def status(
+    url: Annotated[str, typer.Argument(envvar="TIDEGATE_URL", help="The server.")] = LOCAL,
+    token: TokenOption = None,
+    once: Annotated[bool, typer.Option("--once", help="Print it once instead of keeping it live.")] = False,
+    every: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks.")] = 1.0,
+    as_json: Json = False,
+) -> None:
+    """What a server is doing: streams and rates, lag, who waits for whom, windows, merges. Ctrl-C ends it.
+    Where the output is no terminal, it is printed once.
+
+    Example: tidegate status
+
+    Example: tidegate status http://127.0.0.1:8080 --once --json
+
+    Exit code 1: a dataflow is halted, merges fail, or the log takes nothing.
+    """
+    with client_of(url, token) as client:
+        if as_json or once or not console.is_terminal:
+            facts = client.status()
+            if as_json:
+                print_json(facts)
+            else:
+                from tidegate.cli.statusview import view
+
+                console.print(view(facts, None, 0.0))
+            if facts["halted"] or facts["merge_tries"] or (facts["log"] is not None and not facts["log"]["taking"]):
+                raise typer.Exit(1)
+            return
+        _live(client, every)
+
+
+def _live(client: Client, every_s: float) -> None:
+    from rich.live import Live
+    from rich.text import Text
+
+    from tidegate.cli.statusview import view
+
+    before = client.status()
+    looked_at = time.monotonic()
+    with Live(view(before, None, 0.0), console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            time.sleep(every_s)
+            try:
+                now = client.status()
+            except ServerError as error:
+                live.update(Text(f"{error}\n\nlooking again …", style="red"), refresh=True)
+                continue
+            seconds, looked_at = time.monotonic() - looked_at, time.monotonic()
+            live.update(view(now, before, seconds), refresh=True)
+            before = now
+
+
+def graph(
+    where: Annotated[str | None, typer.Argument(metavar="[APP]", help="package.module:app or file.py:app")] = None,
+    url: Url = "",
+    token: TokenOption = None,
+    form: Annotated[str, typer.Option("--format", "-f", help="text, mermaid or svg.")] = "text",
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write it to this file.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Draw the dataflow of an app: streams, procedures, nested transactions.
+
+    Example: tidegate graph shop.py:app
+
+    Example: tidegate graph shop.py:app --format svg --output shop.svg
+
+    Example: tidegate graph --url http://127.0.0.1:8080 --format mermaid
+    """
+    from tidegate.client import calls
+    from tidegate.dataflows import drawing as graphview
+    from tidegate.loading import load_app
+
+    if (where is None) == (not url):
+        raise TidegateError("give an app (file.py:app) or a server (--url), one of them")
+    if where is not None:
+        described = graphview.describe_graph(load_app(where).graph())
+    else:
+        with client_of(url, token) as client:
+            described = client.send(calls.get("/v1/graph")).facts()
+    if as_json:
+        print_json(described)
+        return
+    drawers = {"text": graphview.text, "mermaid": graphview.mermaid, "svg": graphview.svg}
+    if form not in drawers:
+        raise TidegateError(f"--format is {', '.join(drawers)}, got {form!r}")
+    drawn = drawers[form](described)
+    if output is None:
+        typer.echo(drawn, nl=False)
+    else:
+        output.write_text(drawn, encoding="utf-8")
+        console.print(f"written to {output}")

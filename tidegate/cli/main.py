@@ -1,0 +1,460 @@
+"""The command line: for people."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from tidegate.cli import backfill, connect, demo, killing, looking, measuring, serve, sql, work
+from tidegate.errors import TidegateError
+
+app = typer.Typer(
+    help="tidegate: a transactional stream engine.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+bench = typer.Typer(help="Measure tidegate on this machine, beside its peers.", no_args_is_help=True)
+app.add_typer(bench, name="bench")
+for measure in (
+    measuring.transactions,
+    measuring.connectors,
+    measuring.growth,
+    measuring.latency,
+    measuring.memory,
+    measuring.profile,
+):
+    bench.command(measure.__name__)(measure)
+app.command("sql")(sql.sql)
+app.command("run")(work.run)
+app.command("serve")(serve.serve)
+app.command("push")(work.push)
+app.command("call")(work.call)
+app.command("backfill")(backfill.backfill)
+app.command("status")(looking.status)
+app.command("connect")(connect.connect)
+app.command("rebuild")(connect.rebuild)
+app.command("graph")(looking.graph)
+app.command("crash-test")(killing.crash_test)
+app.command("soak")(killing.soak)
+app.add_typer(serve.tokens_app, name="token")
+app.add_typer(demo.demo_app, name="demo")
+console = Console()
+told = Console(stderr=True)
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
+
+
+@bench.command("leaderboard")
+def bench_leaderboard(
+    votes: Annotated[int, typer.Option(min=1, help="Votes per round.")] = 30_000,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; medians are reported.")] = 5,
+    durable: Annotated[bool, typer.Option("--durable", help="With a directory and group commit.")] = False,
+    variants: Annotated[bool, typer.Option("--variants", help="And other settings of a durable engine.")] = False,
+    peers: Annotated[str, typer.Option(help="Other systems to run the same votes: sqlite,redis,… or all.")] = "",
+    as_json: Json = False,
+) -> None:
+    """The S-Store leaderboard against bare dictionaries, and against other systems.
+
+    Example: tidegate bench leaderboard --votes 30000 --durable --json
+
+    Example: tidegate bench leaderboard --durable --peers sqlite,redis,postgres_function
+    """
+    from tidegate.benchmarks.leaderboard import bench as run
+    from tidegate.benchmarks.peers import chosen
+
+    contenders = chosen(peers)
+    with told.status("measuring") as status:
+        facts = run(votes, rounds, durable=durable, variants=variants, peers=contenders, progress=status.update)
+    if not as_json:
+        _print_peers(facts.pop("variants", {}), facts.pop("peers", {}))
+    _print(facts, as_json)
+
+
+@bench.command("kernel")
+def bench_kernel(
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; medians are reported.")] = 5,
+    as_json: Json = False,
+) -> None:
+    """What statements, growth, threads and locking cost.
+
+    Example: tidegate bench kernel
+    """
+    from tidegate.benchmarks.kernel import bench as run
+
+    with told.status("measuring") as status:
+        facts = run(rounds, progress=status.update)
+    _print(facts, as_json)
+
+
+@bench.command("durability")
+def bench_durability(
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; medians are reported.")] = 3,
+    as_json: Json = False,
+) -> None:
+    """Acknowledgement latency, log size, recovery speed, and what a merge holds up.
+
+    Example: tidegate bench durability
+    """
+    from tidegate.benchmarks.durability import bench as run
+
+    with told.status("measuring") as status:
+        facts = run(rounds, progress=status.update)
+    _print(facts, as_json)
+
+
+@bench.command("windows")
+def bench_windows(
+    rows: Annotated[int, typer.Option(min=100_000, help="Rows per round.")] = 5_000_000,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; medians are reported.")] = 3,
+    peers: Annotated[bool, typer.Option("--peers", help="And Polars, Bytewax and Spark, where installed.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Windows in batches through the window state, beside numpy, DuckDB and plain Python over all rows at once.
+
+    Example: tidegate bench windows --rows 2000000 --json
+    """
+    from tidegate.benchmarks.windows import bench as run
+
+    with told.status("measuring") as status:
+        facts = run(rows, rounds, peers=peers, progress=status.update)
+    _print(facts, as_json)
+    if not facts["correct"]:
+        raise typer.Exit(1)
+
+
+@bench.command("spark")
+def bench_spark(
+    windows: Annotated[int, typer.Option(min=40, help="Heavy windows per round.")] = 400,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds after a first one to warm up; medians are reported.")] = 3,
+    plot: Annotated[Path | None, typer.Option(help="Draw the latency by depth of look-ahead to this SVG file.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Heavy windows on Spark with look-ahead, end to end, beside this process alone and a bare process pool.
+
+    Example: tidegate bench spark --plot docs/img/look-ahead.svg --json
+    """
+    from tidegate.benchmarks.spark import bench as run
+
+    with told.status("starting Spark") as status:
+        facts = run(windows, rounds, progress=status.update)
+    if plot is not None:
+        from tidegate.benchmarks.spark_plot import draw
+
+        draw(facts, plot)
+    _print(facts, as_json)
+    if not facts["correct"]:
+        raise typer.Exit(1)
+
+
+@bench.command("hospital")
+def bench_hospital(
+    patients: Annotated[int, typer.Option(min=10, help="Patients, each 125 samples a second.")] = 200,
+    seconds: Annotated[int, typer.Option(min=1, help="How long, in real time.")] = 30,
+    durable: Annotated[bool, typer.Option("--durable", help="With a directory and group commit.")] = False,
+    as_json: Json = False,
+) -> None:
+    """The hospital at real-time speed: does it keep up, and when are its alerts there? Exit code 1: it does not keep up.
+
+    Example: tidegate bench hospital --patients 200 --json
+    """
+    from tidegate.benchmarks.hospital import bench as run
+
+    with told.status("measuring") as status:
+        facts = run(patients, seconds, durable, progress=status.update)
+    _print(facts, as_json)
+    if not facts["holds"]:
+        raise typer.Exit(1)
+
+
+@bench.command("replica")
+def bench_replica(
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; medians are reported.")] = 5,
+    as_json: Json = False,
+) -> None:
+    """Rows a second out of the query replica, and what it costs the engine.
+
+    Example: tidegate bench replica
+    """
+    from tidegate.benchmarks.replica import bench as run
+
+    with told.status("measuring") as status:
+        facts = run(rounds, progress=status.update)
+    _print(facts, as_json)
+
+
+@bench.command("server")
+def bench_server(
+    clients: Annotated[int, typer.Option(min=1, help="Connections that push at the same time.")] = 50,
+    pushes: Annotated[int, typer.Option(min=1, help="Pushes per round.")] = 20_000,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; medians are reported.")] = 3,
+    rate: Annotated[float, typer.Option(min=1, help="Pushes a second of the paced half.")] = 2_000,
+    as_json: Json = False,
+) -> None:
+    """Pushes over HTTP from many clients, with subscribers attached; and what an idle server costs.
+
+    Example: tidegate bench server --clients 50 --json
+
+    Exit code 1: something was lost.
+    """
+    from tidegate.benchmarks.server import bench as run
+
+    with told.status("measuring") as status:
+        facts = run(clients, pushes, rounds, rate, progress=status.update)
+    _print(facts, as_json)
+    if not facts["verified"] or facts["lost_by_server"] or facts["lost_by_subscribers"]:
+        raise typer.Exit(1)
+
+
+@bench.command("report")
+def bench_report(
+    only: Annotated[list[str] | None, typer.Argument(help="Sections to measure again; all otherwise.")] = None,
+    results: Annotated[Path | None, typer.Option(help="Where to write it; benchmarks/results otherwise.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Run all benchmarks, short, and write a report with tables and plots.
+
+    Example: tidegate bench report leaderboard windows
+    """
+    from tidegate.benchmarks.report import RESULTS, SECTIONS, run
+
+    names = [section.name for section in SECTIONS]
+    for name in only or ():
+        if name not in names:
+            raise TidegateError(f"the report has no section {name!r}; it has {', '.join(names)}")
+    with told.status("measuring") as status:
+        failed = run(list(only or ()), results or RESULTS, status.update)
+    _print({"report": str((results or RESULTS) / "report.md"), "failed": failed}, as_json)
+    for name, why in failed.items():
+        told.print(f"[red]{name}:[/] {escape(why)}", soft_wrap=True)
+    if failed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def sim(
+    seeds: Annotated[int, typer.Option(min=1, help="How many random apps and interleavings.")] = 1_000,
+    start: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Check order: random apps under random interleavings must end like a serial run.
+
+    Example: tidegate sim --seeds 10000
+    """
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from tidegate.testing.simulation import simulate_parallel
+
+    columns = (TextColumn("seeds"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=told, transient=True) as bar:
+        task = bar.add_task("seeds", total=seeds)
+        summary = simulate_parallel(range(start, start + seeds), progress=lambda s: bar.update(task, completed=s.seeds))
+    for failure in summary.failures:
+        told.print(failure.text, markup=False)
+    facts = {**asdict(summary), "failures": [failure.seed for failure in summary.failures]}
+    _print(facts, as_json)
+    if summary.failures:
+        raise typer.Exit(1)
+
+
+@app.command("log")
+def show_log(
+    directory: Annotated[Path, typer.Argument(help="The engine's directory.")],
+    limit: Annotated[int, typer.Option(min=1, help="Records to show.")] = 50,
+    start: Annotated[int, typer.Option("--from", min=0, help="Begin at this LSN.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Print the command log. The engine may be running.
+
+    Example: tidegate log data --limit 20
+    """
+    from tidegate.offline.logview import entries, table
+
+    found: list[dict[str, Any]] = []
+    try:
+        for entry in entries(directory, start, limit):
+            found.append(entry)
+            if as_json:
+                typer.echo(json.dumps(entry, default=str))
+    finally:  # what is in front of a damaged record, too
+        if found and not as_json:
+            console.print(table(found))
+
+
+@app.command()
+def verify(
+    directory: Annotated[Path, typer.Argument(help="The engine's directory, not open anywhere.")],
+    where: Annotated[str, typer.Option("--app", help="The app: package.module:app or file.py:app.")],
+    accept_changed: Annotated[bool, typer.Option(help="Re-execute with procedures that have changed since.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Run the log again from as far back as it goes and compare every table, window and emitted batch. Exit code 1: different.
+
+    Example: tidegate verify data --app app.py:app
+    """
+    from tidegate.loading import load_app
+    from tidegate.offline.verify import verify as run
+
+    with _progress("replaying") as progress:
+        found = run(load_app(where), directory, accept_changed=accept_changed, progress=progress)
+    facts = {**asdict(found), "same": found.same}
+    if not as_json:
+        del facts["differences"]
+    _print(facts, as_json)
+    if not found.same:
+        for difference in () if as_json else found.differences:
+            console.print(f"[red]different:[/] {escape(difference)}", soft_wrap=True)
+        raise typer.Exit(1)
+
+
+@app.command()
+def backup(
+    directory: Annotated[Path, typer.Argument(help="The engine's directory; it may be running.")],
+    target: Annotated[Path, typer.Argument(help="A new directory.")],
+    as_json: Json = False,
+) -> None:
+    """Copy an engine's directory, running or not. The copy can be opened where it is; see restore.
+
+    Example: tidegate backup data backups/monday
+    """
+    from tidegate.directory.backup import backup_directory
+
+    backup_directory(directory, target)
+    _copied(directory, target, as_json)
+
+
+@app.command()
+def restore(
+    backup: Annotated[Path, typer.Argument(help="What tidegate backup wrote.")],
+    target: Annotated[Path, typer.Argument(help="A new directory, to open the engine in.")],
+    as_json: Json = False,
+) -> None:
+    """Copy a backup to where the engine is to be opened, having checked that its log is whole. tidegate verify checks the rest.
+
+    Example: tidegate restore backups/monday data
+    """
+    from tidegate.directory.backup import restore as run
+
+    run(backup, target)
+    _copied(backup, target, as_json)
+
+
+def _copied(source: Path, target: Path, as_json: bool) -> None:
+    if as_json:
+        _print({"directory": str(source), "target": str(target)}, as_json)
+    else:
+        console.print(f"{source} copied to {target}")
+
+
+@app.command()
+def version(as_json: Json = False) -> None:
+    """Print the version.
+
+    Example: tidegate version --json
+    """
+    from importlib.metadata import version as of
+
+    if as_json:
+        _print({"tidegate": of("tidegate"), "duckdb": of("duckdb"), "python": sys.version.split()[0]}, as_json)
+    else:
+        typer.echo(of("tidegate"))
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar for long replays; calls give bytes done and bytes in all."""
+    from rich.progress import Progress
+
+    with Progress(console=told, transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _print_peers(variants: dict[str, Any], peers: dict[str, Any]) -> None:
+    """Who makes how many votes a second, and what that is worth."""
+    if variants:
+        table = Table("tidegate, one push a vote", "votes/s", "correct", box=None)
+        for name, found in variants.items():
+            table.add_row(name, f"{found['push_votes_per_s']:,}", "yes" if found["correct"] else "[red]no[/]")
+        console.print(table)
+    if peers:
+        table = Table("peer", "votes/s", "tidegate is", "correct", box=None)
+        for name, found in peers.items():
+            if "skipped" in found:
+                table.add_row(name, "-", "-", "[dim]skipped[/]")
+                continue
+            times = f"{found['times']:,.1f} ×"
+            table.add_row(name, f"{found['votes_per_s']:,}", times, "yes" if found["correct"] else "[red]no[/]")
+        console.print(table)
+        for name, found in peers.items():
+            given = found.get("guarantees", {"skipped": found.get("skipped")})
+            told_of = "; ".join(f"{what.replace('_', ' ')}: {how}" for what, how in given.items())
+            console.print(f"[bold]{name}[/]  {escape(told_of)}")
+
+
+def _print(facts: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(facts, default=str))
+        return
+    table = Table(show_header=False, box=None)
+    for name, value in facts.items():
+        table.add_row(f"[bold]{name}[/]", escape(_shown(value)))
+    console.print(table)
+
+
+def _shown(value: Any) -> str:
+    match value:
+        case bool():
+            return "yes" if value else "no"
+        case int():
+            return f"{value:,}"
+        case dict():
+            return ", ".join(f"{name} {_shown(part)}" for name, part in value.items()) or "-"
+        case list():
+            return ", ".join(map(_shown, value)) or "-"
+    return str(value)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None: ...
+
+
+def main() -> None:
+    """Entry point: errors of ours are one clear message and exit code 2, never a traceback.
+
+    Exit codes: 0 done; 1 done, and the answer is no (undone, different, halted); 2 not done; 130 interrupted.
+    """
+    try:
+        app()
+    except TidegateError as error:
+        if "--json" in sys.argv:
+            typer.echo(json.dumps({"error": {"type": type(error).__name__, "message": str(error)}}), err=True)
+            sys.exit(2)
+        told.print(f"[red]tidegate:[/] {escape(str(error))}", soft_wrap=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

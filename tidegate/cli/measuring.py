@@ -1,0 +1,149 @@
+"""``tidegate bench transactions``, ``connectors``, ``growth``, ``latency``, ``memory`` and ``profile``: what it can do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from tidegate.cli.printing import Json, console, print_json, told
+
+Rounds = Annotated[int, typer.Option(min=1, help="Rounds; medians are reported.")]
+
+
+def transactions(
+    events: Annotated[int, typer.Option(min=1, help="Transactions per round.")] = 20_000,
+    rounds: Rounds = 3,
+    skew: Annotated[float, typer.Option(min=0, help="Zipf exponent of the keys (YCSB-T runs with several).")] = 0.6,
+    length: Annotated[int, typer.Option(min=2, help="Rows that a long transaction touches.")] = 10,
+    multi_partition: Annotated[float, typer.Option(min=0, max=1, help="Share that spans several partitions.")] = 0.25,
+    aborts: Annotated[float, typer.Option(min=0, max=0.5, help="Share that is aborted.")] = 0.01,
+    as_json: Json = False,
+) -> None:
+    """The transactional streaming suite and YCSB-T transfers, durable, each against a plain serial oracle.
+
+    Example: tidegate bench transactions --events 20000 --json
+
+    Example: tidegate bench transactions --skew 0.9 --multi-partition 0.5 --aborts 0.1
+    """
+    from tidegate.benchmarks.transactions import bench
+    from tidegate.benchmarks.workloads import Parameters
+
+    given = Parameters(skew=skew, length=length, multi_partition=multi_partition, aborts=aborts)
+    with told.status("measuring") as status:
+        facts = bench(events, rounds, given, progress=status.update)
+    _print(facts, as_json)
+
+
+def growth(
+    rounds: Rounds = 5,
+    batches: Annotated[int, typer.Option(min=30, help="Batches per round.")] = 10_000,
+    factor: Annotated[int, typer.Option(min=2, help="How many times larger state and windows are.")] = 1_000,
+    as_json: Json = False,
+) -> None:
+    """What a batch costs with 1,000 times the state or window, and ten times the procedures or tables.
+
+    Example: tidegate bench growth --json
+    """
+    from tidegate.benchmarks.growth import bench
+
+    with told.status("measuring") as status:
+        facts = bench(rounds, batches, factor, progress=status.update)
+    _print(facts, as_json)
+
+
+def connectors(
+    votes: Annotated[int, typer.Option(min=1, help="Votes through Kafka per round.")] = 30_000,
+    rows: Annotated[int, typer.Option(min=1, help="Rows of a file.")] = 500_000,
+    rounds: Rounds = 3,
+    as_json: Json = False,
+) -> None:
+    """Kafka in, leaderboard, Kafka out, with all guarantees; CSV and Parquet in beside DuckDB's own readers.
+
+    Example: tidegate bench connectors --json
+    """
+    from tidegate.benchmarks.connectors import bench
+
+    with told.status("measuring") as status:
+        facts = bench(votes, rows, rounds, progress=status.update)
+    _print(facts, as_json)
+
+
+def latency(
+    seconds: Annotated[float, typer.Option(min=0.1, help="Seconds at each load.")] = 2.0,
+    rounds: Rounds = 3,
+    as_json: Json = False,
+) -> None:
+    """Milliseconds to an acknowledgement at parts of the peak, open loop, with group commit.
+
+    Example: tidegate bench latency --seconds 4 --json
+    """
+    from tidegate.benchmarks.latency import bench
+
+    with told.status("measuring") as status:
+        facts = bench(seconds, rounds, progress=status.update)
+    _print(facts, as_json)
+
+
+def memory(
+    rows: Annotated[int, typer.Option(min=5_000, help="How many of each are allocated.")] = 100_000,
+    votes: Annotated[int, typer.Option(min=1, help="Votes cast in a process of its own.")] = 200_000,
+    as_json: Json = False,
+) -> None:
+    """Bytes per row, version, window row, waiting batch and ticket; megabytes of a process.
+
+    Example: tidegate bench memory --json
+    """
+    from tidegate.benchmarks.memory import bench
+
+    with told.status("measuring") as status:
+        facts = bench(rows, votes, progress=status.update)
+    _print(facts, as_json)
+
+
+def profile(
+    size: Annotated[int | None, typer.Option(min=1, help="Votes and rows; 100,000 and 1,000,000 otherwise.")] = None,
+    results: Annotated[Path | None, typer.Option(help="Where to write; benchmarks/results otherwise.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Flame graphs of the leaderboard and of windows: SVG by py-spy, or a file for speedscope without it.
+
+    Example: tidegate bench profile --size 50000
+    """
+    from tidegate.benchmarks.profile import RESULTS
+    from tidegate.benchmarks.profile import profile as run
+
+    with told.status("sampling") as status:
+        facts = run(size, results or RESULTS, progress=status.update)
+    _print(facts, as_json)
+
+
+def _print(facts: dict[str, Any], as_json: bool) -> None:
+    """One JSON object, or a table for each group of figures. Exit code 1: a result was wrong."""
+    if as_json:
+        print_json(facts)
+    else:
+        for name, group in facts.items():
+            if isinstance(group, dict) and all(isinstance(each, dict) for each in group.values()):
+                columns = list(next(iter(group.values())))
+                table = Table(name.replace("_", " "), *(column.replace("_", " ") for column in columns), box=None)
+                for each, figures in group.items():
+                    table.add_row(each, *(_shown(figures[column]) for column in columns))
+                console.print(table)
+        table = Table(show_header=False, box=None)
+        for name, value in facts.items():
+            if not isinstance(value, dict) or not all(isinstance(each, dict) for each in value.values()):
+                table.add_row(f"[bold]{name}[/]", _shown(value))
+        console.print(table)
+    if not facts["correct"]:
+        raise typer.Exit(1)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "[red]no[/]"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_shown(each)}" for name, each in value.items())
+    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,1 +1,0 @@
-"""Commands of the command line, a file for each group. ``tidegate.cli`` registers them."""

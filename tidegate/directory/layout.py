@@ -1,0 +1,193 @@
+"""The directory of a durable engine: who owns it, and what lies where.
+
+DIR/lock                    held by the one process that has it open
+DIR/base.duckdb             the tables as of the last merge, with the LSN they stand for
+DIR/log/<lsn>.log           segments of the command log
+DIR/generations/<n>-<lsn>   older copies of the base, each with its LSN; the log since the oldest is kept
+
+A directory has an identity, drawn when its log begins. Every segment, the base and every generation carry it, so that a file
+of another directory is refused. A backup has the identity of what it is a copy of. Copies that went on separately are told
+apart by the log's chain (``txn/log/record.py``): a base says which crc32 the log has at its LSN.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tidegate.errors import BaseDamaged, DirectoryInUse, LogDamaged, RecoveryRefused, TidegateError
+from tidegate.forking import check_directory, hand_down, own
+from tidegate.guard.private import private_directory
+from tidegate.storage.generations import inspect_base, read_facts, sync_file
+from tidegate.txn.log.files import OsFiles, sync_directory
+
+KEPT_GENERATIONS = 2
+
+
+class Generation(NamedTuple):
+    """A kept copy of the base: after which merge, the LSN it stands for, and where it is."""
+
+    number: int
+    lsn: int
+    path: Path
+
+
+def generation(path: Path) -> Generation:
+    """What a generation's name says."""
+    number, _, lsn = path.stem.partition("-")
+    return Generation(int(number), int(lsn), path)
+
+
+class Directory:
+    """Opened by one process at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        check_directory(str(path.resolve()))
+        try:
+            private_directory(path)
+        except (FileExistsError, NotADirectoryError):
+            raise TidegateError(f"{path} is a file; an engine lives in a directory of its own", path=path) from None
+        self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            owner = os.read(self._lock, 200).decode(errors="replace").strip() or "another process"
+            os.close(self._lock)
+            raise DirectoryInUse(
+                f"{path} is open in {owner}; one process owns a directory. Close that one, or talk to it", path=path
+            ) from None
+        own(self)
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, f"process {os.getpid()}\n".encode(), 0)
+        self.files = OsFiles(path / "log")
+        self.generations_path = path / "generations"
+        self.generations_path.mkdir(mode=0o700, exist_ok=True)
+        for leftover in self.generations_path.glob("*.partial*"):
+            leftover.unlink()
+        for made in (path, path.absolute().parent):
+            sync_directory(made)
+
+    @property
+    def base(self) -> Path:
+        return self.path / "base.duckdb"
+
+    def generations(self) -> list[Generation]:
+        """Kept copies, newest first."""
+        return sorted((generation(path) for path in self.generations_path.glob("*.duckdb")), reverse=True)
+
+    def generation(self, number: int, lsn: int) -> Path:
+        """Where the copy of the base after merge ``number`` goes."""
+        return self.generations_path / f"{number:012d}-{lsn:020d}.duckdb"
+
+    def sound_base(
+        self, identity: str | None, merges: int, oldest_lsn: int, end_lsn: int
+    ) -> tuple[dict[str, Any], list[str]]:
+        """Make sure that a sound base, not behind what the log can replay, is in place.
+
+        ``identity``: whose log it is. ``merges``: the newest merge it knows of. The kept log reaches from ``oldest_lsn`` to
+        ``end_lsn``. Returns the base's facts and what had to be done. Putting a base in its place twice is safe: it is
+        replayed from its own LSN.
+        """
+        report: list[str] = []
+        for kept in self.generations():
+            self._check_generation(kept, identity, oldest_lsn, end_lsn)
+        wal = self.base.with_suffix(".duckdb.wal")
+        if not self.base.exists():
+            if end_lsn:
+                report.append(f"{self.base.name} is missing")
+            self._put_aside(wal, report)
+        meta = self._inspect(self.base, report)
+        if meta is None and wal.exists():
+            self._put_aside(wal, report)
+            meta = self._inspect(self.base, report)
+        self._check_owner(self.base, meta, identity)
+        if meta is not None and int(meta.get("lsn", 0)) >= oldest_lsn:
+            if not meta and merges:
+                report.append("the base was rebuilt from the whole log")
+            elif int(meta.get("merge", 0)) < merges:
+                report.append(
+                    f"the base is at merge {meta.get('merge', 0)}, the log knows of {merges}: replaying from the base's own place"
+                )
+            return meta, report
+        self._put_aside(self.base, report)
+        self._put_aside(wal, report)
+        for generation in self.generations():
+            meta = self._inspect(generation.path, report)
+            if meta and int(meta["lsn"]) >= oldest_lsn:
+                partial = self.base.with_suffix(".partial")
+                shutil.copyfile(generation.path, partial)
+                partial.chmod(0o600)
+                sync_file(partial)
+                partial.replace(self.base)
+                sync_directory(self.path)
+                report.append(f"the base was rebuilt from generation {generation.number} and the log since")
+                return meta, report
+        if oldest_lsn == 0:
+            if report:
+                report.append("the base was rebuilt from the whole log")
+            return {}, report
+        raise TidegateError(
+            f"{self.path}: neither the base nor a generation of it can be read, and the log begins later "
+            f"(LSN {oldest_lsn}); restore a backup. " + "; ".join(report),
+            path=self.path,
+        )
+
+    def _check_generation(self, kept: Generation, identity: str | None, oldest_lsn: int, end_lsn: int) -> None:
+        """A generation is needed when the base is damaged, and the log is kept for it: look at it while there is time."""
+        try:
+            facts = read_facts(kept.path)
+        except BaseDamaged:
+            return  # told when it is needed
+        self._check_owner(kept.path, facts, identity)
+        if not oldest_lsn <= facts.get("lsn", kept.lsn) <= end_lsn:
+            raise LogDamaged(
+                f"generation {kept.path.name} stands for LSN {facts.get('lsn')}, but the log reaches from {oldest_lsn} to "
+                f"{end_lsn}: segments are missing, or the generation is none of this copy of the directory. Put them back, or "
+                f"move the generation away, then open again",
+                file=None,
+                offset=None,
+                lsn=end_lsn,
+            )
+
+    def _check_owner(self, path: Path, facts: dict[str, Any] | None, identity: str | None) -> None:
+        owner = (facts or {}).get("directory")
+        if owner is not None and identity is not None and owner != identity:
+            raise RecoveryRefused(
+                f"{path.name} belongs to directory {owner}, but the log ({self.files.names()[-1]}) to {identity}: a file of "
+                f"another directory was copied in. Put back the right one, or move {path.name} away: the base is rebuilt from "
+                f"what is left",
+                file=path.name,
+            )
+
+    def _inspect(self, path: Path, report: list[str]) -> dict[str, Any] | None:
+        if not path.exists():
+            return {} if path == self.base else None
+        try:
+            return inspect_base(path)
+        except BaseDamaged as error:
+            report.append(f"{path.name} is damaged ({error})")
+            return None
+
+    def _put_aside(self, path: Path, report: list[str]) -> None:
+        if path.exists():
+            number = 1
+            while (aside := path.with_name(f"{path.name}.damaged-{number}")).exists():
+                number += 1
+            path.replace(aside)
+            report.append(f"{path.name} was put aside as {aside.name}")
+
+    def close(self) -> None:
+        """Let others have it; more than once does no harm."""
+        handle, self._lock = self._lock, -1
+        if handle >= 0:
+            os.close(handle)
+
+    def left_behind(self) -> None:
+        """In a forked child: the lock is the parent's, and free when the parent lets go of it, however long we live."""
+        if self._lock >= 0:
+            hand_down(str(self.path.resolve()))
+            self.close()

@@ -1,0 +1,160 @@
+"""Closing an engine from anywhere: outside its work at once, inside it as soon as that is over.
+
+``close()`` waits for threads, and they may wait for what the thread that calls it holds. A procedure, a callback, a sink and a
+signal handler run in the middle of the engine's work, perhaps with its locks held. There ``close()`` returns at once, and a
+thread of its own closes the engine when that work is over. The interpreter waits for that thread before it ends, so that a signal
+handler may say ``engine.close(); sys.exit()``.
+
+Whether it is called from inside is read off the stack: a closing engine has time for that, and no other call pays for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from contextlib import ExitStack
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any
+
+from tidegate.errors import EngineClosed, TidegateError
+from tidegate.outside.ingestion import close_ingestions
+
+if TYPE_CHECKING:
+    from tidegate.engine.engine import Engine
+
+log = logging.getLogger("tidegate")
+
+LOOK_S = 0.005  # how often it is looked whether the work is over
+
+
+def close_engine(engine: Engine) -> None:
+    """Close it, or have it closed. One thread closes; others that call meanwhile return when it is closed.
+
+    Interrupted, it has let go of the files, or does so when called again.
+    """
+    inside = _work_around(engine, sys._getframe(1).f_back)  # whoever has called Engine.close, if anybody
+    if inside is not None:
+        _close_later(engine, inside)
+        return
+    with engine.ending:
+        if engine.closed:
+            let_go(engine)
+        else:
+            _close_now(engine)
+
+
+def _close_now(engine: Engine) -> None:
+    close_ingestions(engine)
+    engine.teller.drain()
+    with engine.turn, engine.lock:
+        engine.closed = True
+        engine.executor.ended.notify_all()  # pushes that wait for room
+    for batcher in tuple(engine.batchers):
+        if len(batcher):
+            log.warning("the engine closes while %s; close a batcher before its engine", batcher)
+    try:
+        engine.outbox.close()
+        engine.executor.close()
+        engine.merger.close()
+        engine.merger.merge()
+    finally:
+        engine.executor.stop_waiting(
+            lambda left: EngineClosed(f"the engine was closed before {left} could finish: it {left.reason}")
+        )
+        let_go(engine)
+
+
+def abandon(engine: Engine) -> None:
+    """Let go of everything as a crash would: no merge, nothing finished."""
+    close_ingestions(engine)
+    engine.closed = True
+    engine.executor.close()
+    engine.merger.close()
+    let_go(engine)
+
+
+def let_go(engine: Engine) -> None:
+    """Close whatever is open, in the right order, whatever becomes of the one before; more than once does no harm."""
+    with ExitStack() as stack:
+        stack.callback(engine.teller.close)
+        stack.callback(engine.untune)
+        if engine.directory is not None:
+            stack.callback(engine.directory.close)
+        if hasattr(engine, "database"):
+            stack.callback(engine.database.close)
+        if engine.durable is not None:
+            stack.callback(engine.durable.close)
+
+
+class Noticing:
+    """Around what may leave a step half done: whoever waits is told at once that the engine has stopped."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        engine = self._engine
+        if kind is not None and (engine.halfway.through is not None or engine.halfway.entering is not None):
+            with engine.turn, engine.lock:  # or another thread is at it
+                engine.executor.stop_if_torn()
+
+
+def _work_around(engine: Engine, frame: FrameType | None) -> FrameType | None:
+    """Where this thread has entered the engine's work, the first time, so that everything above it is inside; else None."""
+    found = None
+    if frame is not None and frame.f_code is type(engine).__exit__.__code__:
+        frame = frame.f_back
+    while frame is not None:
+        ours = frame.f_code.co_varnames[:1] == ("self",) and frame.f_globals.get("__name__", "").startswith("tidegate.")
+        if ours and _is_part(engine, frame.f_locals.get("self")):
+            found = frame
+        frame = frame.f_back
+    return found
+
+
+def _is_part(engine: Engine, thing: Any) -> bool:
+    writer = None if engine.durable is None else engine.durable.writer
+    parts = (engine, engine.executor, engine.merger, engine.durable, writer, engine.teller)
+    whole = (getattr(thing, name, None) for name in ("_engine", "_outbox", "_teller"))
+    return (
+        any(thing is part for part in parts if part is not None)
+        or any(thing is one for one in (*engine.ingestions.values(), *engine.outbox.deliveries.values()))
+        or any(one is engine or one is engine.outbox or one is engine.teller for one in whole)
+    )
+
+
+def _close_later(engine: Engine, work: FrameType) -> None:
+    """Close it on a thread of its own when ``work`` of this thread has ended."""
+    thread, name = threading.get_ident(), work.f_code.co_qualname
+    own = threading.current_thread().name.startswith("tidegate-")  # ours: closing waits for those by itself
+
+    def close() -> None:
+        while not own and _at_work(thread, work):
+            time.sleep(LOOK_S)
+        try:
+            engine.close()
+        except Exception:
+            log.exception("the engine of %s did not close as it should", engine.app.name)
+
+    try:
+        threading.Thread(target=close, name="tidegate-close").start()
+    except RuntimeError as error:  # the interpreter ends
+        raise TidegateError(
+            f"close() was called inside {name} while the interpreter ends, so it can't be put off until that is over ({error}); "
+            f"close the engine before, or leave it: what was acknowledged is recovered on opening"
+        ) from None
+    log.info("close() was called inside %s: the engine of %s closes as soon as that is over", name, engine.app.name)
+
+
+def _at_work(thread: int, work: FrameType) -> bool:
+    frame = sys._current_frames().get(thread)
+    while frame is not None and frame is not work:
+        frame = frame.f_back
+    return frame is not None

@@ -1,0 +1,487 @@
+"""The engine: an app at work. Everything with an effect outside a transaction starts here."""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from msgspec import UNSET
+
+from tidegate import tuning
+from tidegate.clock import Clock, SystemClock
+from tidegate.config import Config
+from tidegate.dataflows.app import App
+from tidegate.dataflows.validation import unknown
+from tidegate.directory.backup import backup_engine
+from tidegate.directory.layout import Directory
+from tidegate.directory.log import Durability, Opened
+from tidegate.engine import closing
+from tidegate.engine.acceptance import Intake
+from tidegate.engine.batcher import Batcher
+from tidegate.engine.checkpoint import check_schemas, restore
+from tidegate.engine.merging import Merger
+from tidegate.engine.opening import Progress, begin_log, keep_a_generation, recover
+from tidegate.engine.originals import RECOGNISED_BY_OFFSET, originals
+from tidegate.engine.outcomes import Journal
+from tidegate.engine.punctuation import punctuation_rows
+from tidegate.engine.queries import Queries
+from tidegate.engine.result import Result
+from tidegate.engine.system_views import Merge, Question, questions
+from tidegate.errors import AccessError, EngineClosed, LogFailed, TidegateError
+from tidegate.forking import own
+from tidegate.mutex import Rank, reentrant
+from tidegate.outside.delivery import Delivery, Sink, start_delivery
+from tidegate.outside.ingestion import Ingestion, ingest
+from tidegate.outside.outbox import DurableSubscription, Outbox
+from tidegate.outside.sources import Source, check_place
+from tidegate.outside.subscription import Subscription
+from tidegate.storage.database import Database
+from tidegate.storage.halfway import RESUMING
+from tidegate.streams.border import Border
+from tidegate.streams.windows.declare.durations import Duration
+from tidegate.streams.windows.evaluate.backends import Evaluation, start
+from tidegate.streams.windows.evaluate.plan import Plan
+from tidegate.txn.executors.base import Executor
+from tidegate.txn.executors.serial import SerialExecutor
+from tidegate.txn.executors.threads import ThreadExecutor
+from tidegate.txn.locks import LowWaterMarks, TwoPhaseLocks
+from tidegate.txn.log.record import Resumed
+from tidegate.txn.repeating import Report
+from tidegate.txn.runtime import Runtime
+from tidegate.txn.scheduler import Scheduler
+from tidegate.txn.teller import Teller
+from tidegate.txn.ticket import Ticket
+
+log = logging.getLogger("tidegate")
+
+
+def open(
+    app: App,
+    path: str | Path | None = None,
+    *,
+    config: Config | None = None,
+    clock: Clock | None = None,
+    accept_changed: bool = False,
+    progress: Progress | None = None,
+    **settings: Any,
+) -> Engine:
+    """Run ``app``: in memory, or durably in the directory ``path``. Settings are the fields of :class:`Config`.
+
+    A directory that was not closed cleanly is recovered first; ``engine.recovery`` says what that took, and
+    ``progress(done, total)`` is called meanwhile. ``accept_changed``: replay with procedures that have changed since.
+
+    >>> app = App("hello")
+    >>> _ = app.table("CREATE TABLE greeted (name VARCHAR PRIMARY KEY)")
+    >>> _ = app.stream("people", "name VARCHAR", border=True)
+    >>> @app.procedure(inputs="people", writes=["greeted"])
+    ... def greet(txn, people):
+    ...     for person in people:
+    ...         txn.upsert("greeted", person)
+    >>> with open(app) as engine:
+    ...     _ = engine.push("people", [("Ada",), ("Alan",)])
+    ...     engine.query("SELECT count(*) FROM greeted").scalar()
+    2
+    """
+    if config is not None and settings:
+        raise TidegateError(f"open() got both config= and {', '.join(settings)}; put them into the Config")
+    for name in settings:
+        if name not in Config.__dataclass_fields__:
+            raise unknown("open", "setting", name, Config.__dataclass_fields__)
+    chosen = config if config is not None else Config(**settings)
+    return Engine(app, path, chosen, clock or SystemClock(), accept_changed, progress or (lambda done, total: None))
+
+
+class Engine:
+    """One app at work. Use :func:`tidegate.open`; close it, or use it in a ``with`` block."""
+
+    def __init__(
+        self,
+        app: App,
+        path: str | Path | None,
+        config: Config,
+        clock: Clock,
+        accept_changed: bool = False,
+        progress: Progress = lambda done, total: None,
+    ) -> None:
+        own(self)
+        self.app = app
+        self.config = config
+        self.clock = clock
+        self.graph = app.graph()
+        self.sequence = 0
+        self.offsets: dict[str, Any] = {}  # source -> the offset that went in with its last batch
+        self.journal: Journal = Journal()
+        self.borders = {s.name: Border(s.relation, s.key) for s in app.streams.values() if s.border}
+        self.batchers: set[Batcher] = set()
+        self.ingestions: dict[str, Ingestion] = {}
+        self.recovery = Report()
+        self.durable: Durability | None = None
+        self.lock = reentrant(Rank.ENGINE)
+        self.ending = threading.Lock()  # of whoever closes it
+        self.noticing = closing.Noticing(self)
+        self.teller = Teller(self.wait)
+        self.closed = False
+        self.untune: Callable[[], None] = lambda: None
+        self.directory = None if path is None else Directory(Path(path))
+        try:
+            self._open(accept_changed, progress)
+        except BaseException:
+            closing.let_go(self)
+            raise
+
+    def _open(self, accept_changed: bool, progress: Progress) -> None:
+        """Restore what is on disk, replay the log since, and begin to work."""
+        meta: Mapping[str, Any] = {}
+        notes: list[str] = []
+        opened = None if self.directory is None else Opened(self.directory)
+        if self.directory is not None and opened is not None:
+            meta, notes = self.directory.sound_base(opened.identity, opened.merges, opened.oldest, opened.end)
+            check_schemas(self.app, meta)
+            opened.check(meta)
+        self.database = self._open_database(None if self.directory is None else self.directory.base)
+        self.halfway = self.database.halfway
+        config = self.config
+        evaluation = Evaluation(config.backend, config.spark, config.look_ahead, config.executor != "manual")
+        self.runtime = Runtime(self.app, self.graph, self.database, evaluation)
+        start([plan for program in self.runtime.programs.values() for plan in program.plans.values()])
+        locks = LowWaterMarks() if self.config.locking == "low_water_mark" else TwoPhaseLocks()
+        self.scheduler = Scheduler(self.graph, locks)
+        self.outbox = Outbox(self)
+        self.intake = Intake(self)
+        self.queries = Queries(self)
+        self.executor: Executor = SerialExecutor(self.runtime, self.scheduler, self.journal, self.clock, self.lock)
+        self.turn = self.executor.turn  # held by whoever brings in work, see Executor
+        if opened is not None:
+            restore(self, meta)
+            self.recovery = recover(self, opened, meta, notes, accept_changed, progress)
+            self.durable = self.journal.log = begin_log(self, opened, max(opened.merges, int(meta.get("merge", 0))))
+        self.database.concurrent = self.config.executor == "threads" or self.directory is not None
+        self.executor = self._make_executor()
+        self.turn = self.executor.turn
+        self.merger: Merger = Merger(self)
+        if self.config.tune_process:
+            self.untune = tuning.tune()
+        self.executor.wake()
+        if opened is not None:
+            keep_a_generation(self, opened)
+
+    def _open_database(self, path: Path | None) -> Database:
+        return Database(self.app.tables.values(), path, self.config.cached_rows)
+
+    def _make_executor(self) -> Executor:
+        parts = (self.runtime, self.scheduler, self.journal, self.clock, self.lock)
+        if self.config.executor == "threads":
+            return ThreadExecutor(*parts, workers=self.config.workers, tick=self.intake.tick)
+        return SerialExecutor(*parts) if self.config.executor == "serial" else Executor(*parts)
+
+    # ---- work in
+
+    def push(
+        self,
+        stream: str,
+        rows: Iterable[Any],
+        batch_id: int | None = None,
+        *,
+        timeout_s: float | None = None,
+        source: str | None = None,
+        offset: Any = None,
+        after: Any = UNSET,
+    ) -> Ticket:
+        """Push rows to a border stream as one atomic batch (one per key value on a keyed stream).
+
+        ``batch_id``: ids ascend per stream (per key); without one the engine numbers. Pushing the same id with the same
+        rows again changes nothing and says so (``ticket.duplicate``), and what became of it (``ticket.original``).
+        With the serial executor the work is done when push returns, unless it waits for something. With threads, push
+        waits up to ``timeout_s`` seconds for room in the queues (None: as long as it takes), then raises Overloaded.
+        With a directory the ticket is done when the batch is on disk too.
+        ``source`` and ``offset``: remembered with the batch, whole or not at all; see :meth:`position`. A push without rows
+        moves the source on, too. ``after``: where the source must stand before (None: nowhere yet). Where it stands at
+        ``offset`` already, the push is a repeat that changes nothing; anywhere else, it is refused: someone else feeds as
+        this source.
+        """
+        intake = self.intake
+        border = intake.border(stream)
+        if source is not None:
+            check_place(source, offset)
+        parts = border.split(border.check_rows(rows))
+        with self.noticing, self.turn:
+            intake.begin(stream, timeout_s)  # may let go of the turn while it waits for room: look at the ids after it
+            ticket = Ticket(self.teller)
+            if after is not UNSET and intake.repeats(stream, source, offset, after):
+                ticket.duplicate, parts, source = True, {}, None
+                ticket.look = lambda: [RECOGNISED_BY_OFFSET]
+            if batch_id is None:
+                if stream in intake.awaited:
+                    raise intake.unnumbered(stream)
+            else:
+                fresh = border.check_ids(parts, batch_id)
+                if len(fresh) < len(parts):
+                    ticket.duplicate |= not fresh
+                    ticket.look = partial(originals, self, stream, [key for key in parts if key not in fresh], batch_id)
+                    parts = fresh
+                intake.check_awaited(border, parts, batch_id)
+            ticket.pending = 1  # not done before the last key is in
+            intake.accept_parts(border, parts, batch_id, ticket, source, offset)
+            with self.lock:
+                if ticket.duplicate and self.durable is not None:
+                    self.durable.acknowledge(ticket, self.durable.writer.appended)
+                ticket.pending -= 1
+                if not ticket.pending:
+                    ticket.finish()
+        self.merger.look()
+        return ticket
+
+    def position(self, source: str) -> Any:
+        """The offset that was pushed last for ``source``; None when there is none. A source goes on from there."""
+        return self.offsets.get(source)
+
+    def feed(self, stream: str, rows: Iterable[Any], *, size: int = 1, **place: Any) -> int:
+        """Push many rows, ``size`` to a batch, without a ticket for each; returns the number of batches.
+
+        The fast way in: same checks, same order, same transactions as :meth:`push`. Keys that procedures declared in
+        ``prefetch`` are fetched for many batches at a time. A row that is refused raises after the rows before it are in;
+        the error's ``fed`` says how many those are. With a directory it returns when all of it is on disk.
+        ``source``, ``offset``, ``after``: as in :meth:`push`; all rows are then accepted, with the offset, or none.
+        """
+        check_place(**place)
+        return self.intake.feed(stream, rows, size, **place)
+
+    def batcher(
+        self,
+        stream: str,
+        *,
+        count: int | None = None,
+        interval: Duration | None = None,
+        on: str | None = None,
+        delay: str | dt.timedelta | None = None,
+        source: str | None = None,
+        timeout_s: float | None = None,
+        on_batch: Callable[[Ticket], None] | None = None,
+    ) -> Batcher:
+        """Make atomic batches of single rows; use it in a ``with`` block, and ``add`` rows.
+
+        A batch is pushed when it has ``count`` rows, when a row of a later ``interval`` of the time in column ``on`` comes, or
+        when its oldest row has waited for ``delay``, whichever is first. ``source``: each row is added with its offset, and
+        that of the last row goes in with the batch, see :meth:`position`. ``timeout_s``: as in :meth:`push`.
+        ``on_batch``: called with the ticket of every batch.
+        """
+        self.check_open()
+        batcher = Batcher(
+            self, stream, count=count, interval=interval, on=on, delay=delay, source=source, timeout_s=timeout_s,
+            on_batch=on_batch,
+        )  # fmt: skip
+        self.batchers.add(batcher)
+        return batcher
+
+    def ingest(self, stream: str, source: Source, name: str | None = None, **options: Any) -> Ingestion:
+        """Take the rows of a source into a border stream, each exactly once, across restarts of either side.
+
+        ``options``: ``size``, ``limit`` and ``background`` of :func:`tidegate.outside.ingestion.ingest`, which has the details.
+        """
+        return ingest(self, stream, source, name, **options)
+
+    def punctuate(self, stream: str, at: Any, *, key: Any = None, source: Any = None, **values: Any) -> Ticket:
+        """Say that no row earlier than ``at`` will follow on a border stream, so that windows up to there fire.
+
+        Pushes a row with nothing but the time and the ``punctuation`` column that the stream's windows name; ``values``: for
+        columns that can't be NULL. ``key``: on a keyed stream, for this key (default: every key so far). ``source``: where
+        windows follow the slowest source, for this one (default: every source so far).
+        """
+        with self.turn:
+            self.check_open()
+            rows = punctuation_rows(self, stream, at, key, source, values)
+        return self.push(stream, rows)
+
+    def call(self, procedure: str | Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        """Call an OLTP procedure and return what it returns; raises what undid it."""
+        return self.submit(procedure, *arguments, **named).result()
+
+    def submit(self, procedure: str | Callable[..., Any], *arguments: Any, **named: Any) -> Ticket:
+        """Call an OLTP procedure without waiting for it."""
+        return self.intake.enter_call(self.intake.prepare_call(procedure, arguments, named))
+
+    def wait(self, ticket: Ticket, timeout_s: float | None = None) -> None:
+        """Return when the ticket is done (and on disk), or raise StillWaiting with what it waits for."""
+        with self.noticing:
+            if self.config.executor == "manual":
+                self.executor.run_until_idle()
+            if self.durable is not None:
+                self.durable.sync()
+            if not ticket.done:
+                self.executor.wait(ticket, timeout_s)
+
+    def check_open(self) -> None:
+        """Raise when the engine is closed, or when a procedure tries to use it behind its transaction's back."""
+        if self.closed:
+            raise EngineClosed("the engine is closed; open the app again to go on")
+        if self.halfway.through is not None and (self.durable is None or self.durable.writer.failed is None):
+            with self.lock:  # or another thread is at it, for a moment
+                self.halfway.check()
+        inside = self.runtime.running.get(threading.get_ident()) if self.runtime.running else None
+        if inside is not None:
+            raise AccessError(
+                f"procedure {inside.procedure} uses the engine itself; inside a procedure everything goes through txn "
+                f"(txn.execute, txn.emit), so that it commits or aborts as one",
+                procedure=inside.procedure,
+            )
+
+    # ---- running
+
+    def step(self) -> bool:
+        """Run one execution that may run now; False when there is none. For executor="manual"."""
+        with self.turn:
+            self.intake.check_ready()
+        with self.noticing:
+            ran = self.executor.step()
+        self.merger.look()
+        return ran
+
+    def run_until_idle(self) -> int:
+        """Run (or, with threads, wait) until nothing may run; returns how many executions ran here."""
+        count = self.executor.run_until_idle() if self.config.executor == "threads" else 0
+        while self.config.executor != "threads" and self.step():
+            count += 1
+        return count
+
+    def tick(self) -> None:
+        """Push the default for every awaited batch whose deadline has passed, and what has waited long enough in a batcher.
+
+        Work and waiting threads do it by themselves.
+        """
+        with self.noticing, self.turn:
+            self.check_open()
+            self.intake.tick()
+        for batcher in tuple(self.batchers):
+            batcher.tick()
+
+    def resume(self, dataflow: str | None = None) -> None:
+        """Let a halted dataflow (or all) go on, starting with the batch it stopped in front of."""
+        with self.noticing, self.turn, self.lock:
+            self.check_open()
+            self.halfway.check_entry()
+            names = list(self.scheduler.halted) if dataflow is None else [dataflow]
+            for name in names:
+                if name not in self.scheduler.halted:
+                    raise unknown("resume", "halted dataflow", name, self.scheduler.halted)
+                before = {execution: execution.position for execution in self.scheduler.parked.values()}
+                with self.halfway.step(RESUMING):
+                    resumed = self.scheduler.resume(name, self._next_sequence)
+                    if self.durable is not None:
+                        self.durable.append(Resumed(name, [[before[e], e.position] for e in resumed]))
+                    for execution in resumed:
+                        for ticket in execution.context.tickets:
+                            if ticket.stopped:
+                                ticket.resume()
+        with self.noticing:
+            self.executor.wake()
+
+    def _next_sequence(self) -> int:
+        self.sequence += 1
+        return self.sequence
+
+    # ---- looking
+
+    def query(self, sql: Any, *parameters: Any, **named: Any) -> Result:
+        """Run a read-only SQL query over all tables and the ``tidegate.*`` system views, at the newest committed state."""
+        self.check_open()
+        return self.queries.run(sql, named or parameters)
+
+    def plan(self, window: str) -> Plan:
+        """How a window that computes something, written ``"procedure.window"``, is evaluated: see ``plan(…).explain()``."""
+        self.check_open()
+        plans = {f"{p.name}.{name}": plan for p in self.runtime.programs.values() for name, plan in p.plans.items()}
+        if window not in plans:
+            raise unknown("plan", "window with compute=", window, plans)
+        return plans[window]
+
+    def questions(self) -> list[Question]:
+        """What open nested transactions wait for: the questions put to people, oldest first."""
+        with self.lock:
+            self.check_open()
+            return questions(self)
+
+    def subscribe(self, stream: str, *, capacity: int = 100_000) -> Subscription:
+        """Follow the batches committed to a stream from now on, as long as this engine is open."""
+        self.check_open()
+        self.check_emitted(stream)
+        subscription = Subscription(self, stream, capacity)
+        with self.lock:
+            self.runtime.listeners.setdefault(stream, []).append(subscription.receive)
+        return subscription
+
+    def subscribe_durably(self, stream: str, name: str, *, snapshot: bool = True) -> DurableSubscription:
+        """Follow the batches of a stream under a name: what was not acknowledged is there again after a restart. A new
+        name gets what is caused by work that is accepted from now on.
+        ``snapshot``: that of a changelog begins with the rows that its table holds.
+        """
+        self.check_open()
+        self.check_emitted(stream)
+        return self.outbox.subscribe(name, stream, snapshot)
+
+    def deliver(self, stream: str, sink: Sink, name: str | None = None, **options: Any) -> Delivery:
+        """Send a stream's batches to a sink, across restarts, in order for every key: exactly once when ``sink.transactional``,
+        else at least once. Keep the ``name``. ``options``: those of :func:`tidegate.outside.delivery.start_delivery`.
+        """
+        self.check_open()
+        self.check_emitted(stream)
+        return start_delivery(self, stream, sink, name, **options)
+
+    def check_emitted(self, stream: str) -> None:
+        """Raise when there is no stream of this name that a procedure emits to: only those can be followed."""
+        if stream not in self.app.streams or self.app.streams[stream].border:
+            emitted = [s.name for s in self.app.streams.values() if not s.border]
+            raise unknown("subscribe", "interior stream", stream, emitted)
+
+    # ---- merging and closing
+
+    def checkpoint(self, *, generation: bool = False) -> None:
+        """Fold everything committed into the base now; ``generation``: and keep a copy of the base as it then is."""
+        self.check_open()
+        if self.durable is not None and self.durable.writer.failed is not None:
+            self.durable.writer.check()  # raises: what stopped the log is the reason to give
+        self.merger.merge(generation)
+
+    def backup(self, target: str | Path) -> None:
+        """Copy this engine's directory to ``target`` while work goes on; the copy can be opened, and verifies."""
+        self.check_open()
+        backup_engine(self, Path(target))
+
+    @property
+    def merges(self) -> list[Merge]:
+        """The merges of this opening, the newest 10,000."""
+        return list(self.merger.done)
+
+    def close(self) -> None:
+        """Finish what is running, merge, and let go of the files. What waits (for a person) waits again after reopening.
+
+        In the middle of the engine's work (a procedure, a callback, a sink, a signal handler that interrupts it) it returns at
+        once, and the engine closes when that is over. Elsewhere it returns when the engine is closed. An engine that has stopped,
+        or is interrupted here, lets go of its files all the same; the error says so.
+        """
+        closing.close_engine(self)
+
+    def abandon(self) -> None:
+        """Let go of everything as a crash would: no merge, nothing finished. What was acknowledged is recovered on opening."""
+        closing.abandon(self)
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except (EngineClosed, LogFailed) as stopped:
+            if error is None:
+                raise
+            log.error("%s", stopped)  # not instead of what has led to it
+
+    def __repr__(self) -> str:
+        return f"<Engine {self.app.name} {'closed' if self.closed else 'open'} at sequence {self.sequence}>"

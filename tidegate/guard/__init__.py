@@ -1,0 +1,1 @@
+"""Who may come in: addresses, tokens' scopes, patience with wrong ones, connections, and files for one user only."""

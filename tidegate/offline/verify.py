@@ -1,0 +1,196 @@
+"""Verifying a directory: run its log again, from as far back as it goes, and compare with what is stored.
+
+Two engines are opened on copies: one as the directory is (base, then the log since), one from the oldest point there is
+(an empty engine, or the oldest kept generation), replaying the whole log. If recovery, merging and the base are right
+they end in the same state. Every table and window is compared, the batches that wait for a subscriber row by row, and
+all batches emitted by what was re-executed, and those of changelogs for each durable follower, by their fingerprints
+(``streams/emitted.py``).
+
+What that proves depends on the mode of the log, and the result says it: in modes weak and strong the procedures ran again, in
+mode effects they did not.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tidegate.clock import SystemClock
+from tidegate.config import Config
+from tidegate.dataflows.app import App
+from tidegate.directory.layout import Directory
+from tidegate.directory.log import code_hashes
+from tidegate.engine.engine import Engine
+from tidegate.engine.opening import Progress
+from tidegate.errors import RecoveryRefused, TidegateError
+from tidegate.outside.outbox import Outbox
+from tidegate.streams.emitted import Emitted
+from tidegate.testing.history import History, outcome_of
+from tidegate.txn.log.reader import LogReader
+
+SHOWN = 20  # differences listed per kind
+_RAN = "every procedure ran again on what was accepted: the same inputs and code give the stored tables, windows and batches"
+PROOFS = {
+    "weak": _RAN,
+    "strong": f"{_RAN}, each execution ending as it is logged",
+    "effects": "no procedure ran again: what the log says that each wrote and emitted gives the stored tables, windows and "
+    "batches. It is not known whether the procedures would do the same again",
+}
+
+
+@dataclass
+class Verification:
+    """What a verification found."""
+
+    tables: dict[str, int] = field(default_factory=dict)  # rows compared
+    windows: int = 0
+    emitted: dict[str, int] = field(default_factory=dict)  # batches emitted again and compared, for each stream
+    changelogs: dict[str, int] = field(default_factory=dict)  # batches of changes compared, for each durable follower
+    waiting: int = 0  # batches that wait for a subscriber, compared row by row
+    replayed: dict[str, int] = field(default_factory=dict)
+    since: str = "the beginning"
+    notes: list[str] = field(
+        default_factory=list
+    )  # what opening the directory as it is took: a cut tail, a rebuilt base
+    changed: list[str] = field(default_factory=list)  # procedures that are not what they were when the log was written
+    proof: str = ""  # what it says that nothing differs
+    differences: list[str] = field(default_factory=list)
+
+    @property
+    def same(self) -> bool:
+        return not self.differences
+
+
+def verify(
+    app: App, path: Path, *, accept_changed: bool = False, progress: Progress = lambda done, total: None
+) -> Verification:
+    """Re-execute the log of the (closed) directory and compare."""
+    if not (path / "log").is_dir():
+        raise TidegateError(f"{path} has no log; give the directory an engine was opened with", path=path)
+    directory = Directory(path)
+    try:
+        with _copies(directory) as (stored, again, since):
+            config = Config()
+            with (
+                Engine(app, stored, config, SystemClock(), accept_changed) as left,
+                _from_the_log(app, again, config, progress) as right,
+            ):
+                found = _compared(left, right)
+                found.since = since
+                found.changed = _changed(app, directory)
+                found.proof = _proof(app, found)
+                return found
+    finally:
+        directory.close()
+
+
+def _from_the_log(app: App, path: Path, config: Config, progress: Progress) -> Engine:
+    try:
+        return Engine(app, path, config, SystemClock(), True, progress)
+    except RecoveryRefused as error:
+        raise RecoveryRefused(
+            f"{error}. (Verifying runs all of the log again, also what was merged long ago: it takes an app that could have "
+            f"written it.)"
+        ) from error
+
+
+def _proof(app: App, found: Verification) -> str:
+    if found.differences:
+        return "nothing: there are differences"
+    if not found.changed or app.recovery == "effects":
+        return PROOFS[app.recovery]
+    return (
+        f"{PROOFS[app.recovery]}. But {', '.join(found.changed)} changed since the log was written: what had not been merged "
+        f"before was run by the new code on both sides"
+    )
+
+
+@contextmanager
+def _copies(directory: Directory) -> Iterator[tuple[Path, Path, str]]:
+    """The directory as it is, and as it would be had its base been lost; neither is the original."""
+    with tempfile.TemporaryDirectory(prefix="tidegate-verify-", dir=directory.path.parent) as place:
+        stored, again = Path(place) / "stored", Path(place) / "again"
+        shutil.copytree(directory.path, stored, ignore=shutil.ignore_patterns("lock", "*.damaged-*", "*.partial"))
+        shutil.copytree(directory.path / "log", again / "log")
+        names = directory.files.names()
+        oldest = int(names[0].removesuffix(".log")) if names else 0
+        since = "the beginning"
+        if oldest > 0:
+            generation = min((g for g in directory.generations() if g.lsn >= oldest), default=None)
+            since = "the base" if generation is None else f"generation {generation.number}"
+            for path in directory.path.glob("base.duckdb*") if generation is None else [generation.path]:
+                shutil.copyfile(path, again / (path.name if generation is None else "base.duckdb"))
+        yield stored, again, since
+
+
+def _compared(left: Engine, right: Engine) -> Verification:
+    found = Verification(replayed=dict(right.recovery.replayed), notes=list(left.recovery.notes))
+    one, two = (outcome_of(engine.runtime, engine.journal, History()) for engine in (left, right))
+    for table, rows in one.tables.items():
+        found.tables[table] = len(rows)
+        _compare(f"table {table}", rows, two.tables[table], found.differences)
+    found.windows = len(one.windows)
+    _compare("window", one.windows, two.windows, found.differences)
+    _compare_emitted(left.runtime.emitted, right.runtime.emitted, found)
+    _compare_changelogs(left.outbox, right.outbox, found)
+    outputs = [_waiting(engine) for engine in (left, right)]
+    found.waiting = len(outputs[0])
+    _compare("batch waiting for", outputs[0], outputs[1], found.differences)
+    return found
+
+
+def _compare_emitted(stored: Emitted, again: Emitted, found: Verification) -> None:
+    """A directory that an older release wrote has no fingerprints for the time before."""
+    if stored.since == again.since:
+        found.differences.extend(stored.differences(again))
+        found.emitted = {name: marks.count - marks.restored for name, marks in again.streams.items()}
+
+
+def _compare_changelogs(stored: Outbox, again: Outbox, found: Verification) -> None:
+    """What followers of a changelog have been told, long acknowledged or not; an older release kept no fingerprint of it."""
+    for name, subscription in stored.subscriptions.items():
+        other = again.subscriptions.get(name)
+        if subscription.told is None or other is None or other.told is None:
+            continue
+        told = subscription.told.difference(other.told)  # type: ignore[arg-type]  # the same table: the same kind
+        if told is not None:
+            found.differences.append(f"changelog {subscription.stream} for {name!r}: {told}")
+        found.changelogs[name] = other.told.count - other.told.restored
+
+
+def _changed(app: App, directory: Directory) -> list[str]:
+    """Procedures whose code is not that of the log: a likely cause of differences, in modes that run them."""
+    reader = LogReader(directory.files, survey=True)
+    for _ in reader:
+        pass
+    hashes = code_hashes(app)
+    logged = [item for segment, _ in reader.applied for item in segment.procedures.items()]
+    return sorted({name for name, code in logged if hashes.get(name) != code})
+
+
+def _waiting(engine: Engine) -> dict[Any, Any]:
+    return {
+        (subscription.name, *address): [tuple(row) for row in batch]
+        for subscription in engine.outbox.subscriptions.values()
+        for address, batch in subscription.waiting.items()
+    }
+
+
+def _compare(what: str, stored: dict[Any, Any], again: dict[Any, Any], differences: list[str]) -> None:
+    different = [key for key in {**stored, **again} if _differ(stored.get(key), again.get(key))]
+    differences.extend(
+        f"{what} {key!r}: stored {stored.get(key, 'nothing')!r}, re-executed {again.get(key, 'nothing')!r}"
+        for key in sorted(different, key=repr)[:SHOWN]
+    )
+    if len(different) > SHOWN:
+        differences.append(f"{what}: {len(different) - SHOWN} more differences")
+
+
+def _differ(one: Any, other: Any) -> bool:
+    """NaN is what it was, although it does not equal itself."""
+    return bool(one != other) and repr(one) != repr(other)

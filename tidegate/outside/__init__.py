@@ -1,0 +1,1 @@
+"""The engine and the world: sources that bring rows in, subscribers and deliveries that take batches out."""

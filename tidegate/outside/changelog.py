@@ -1,0 +1,175 @@
+"""Changelogs: the committed changes of a table as an output stream, and an engine rebuilt from them.
+
+``app.table(…, changelog=True)`` declares the stream ``<table>_changes``. Every execution that changes the table adds a batch to
+it, with a row for each row of the table that is not what it was:
+
+========= =====================================================================================
+row_key   the primary key, as a JSON list
+before    the row as it was, as a JSON object; NULL for a new one
+after     the row as it is now; NULL for a deleted one
+position  of the execution: ascending for every row, and the batch-id
+========= =====================================================================================
+
+The batches of a partitioned table have the partition as their key (one batch for each partition that was changed), those
+of other tables have none. Executions that change the same partition commit in position order, so batch-ids ascend for every
+key, as on any stream. The rows of a batch are in key order: a changelog is the same in every run and after every crash.
+
+Nothing is computed while nobody follows the stream.
+
+A durable subscription begins with a *snapshot*: the rows that the table holds, as changes from nothing, at the position of a
+call that takes its place in the order like any other. What committed before it is in the snapshot, what commits after it
+follows, whatever runs in parallel and after every crash; so a subscription has all it takes to make the table again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tidegate.dataflows.app import App
+from tidegate.dataflows.changelogs import RESTORE
+from tidegate.errors import DataError, TidegateError
+from tidegate.storage.database import Database
+from tidegate.storage.schema import Key, Relation, Row, TableSchema
+from tidegate.storage.versions import VersionedTable
+from tidegate.storage.view import View
+from tidegate.streams.batch import Batch
+from tidegate.wire import RowWire, encode
+
+ROWS_AT_ONCE = 1_000  # of a rebuild: one call
+
+
+class Changelog:
+    """Turns what an execution wrote into batches of changes."""
+
+    def __init__(self, table: VersionedTable, relation: Relation) -> None:
+        self.stream = relation.name
+        self._table = table
+        self._relation = relation
+        self._wire = RowWire(table.schema)
+
+    def batches(self, writes: Mapping[Key, Row | None], position: int) -> list[Batch]:
+        """What changes at ``position``; called before the writes are committed."""
+        schema = self._table.schema
+        parts: dict[Any, list[Row]] = {}
+        for key in sorted(writes):
+            before, after = self._table.read(key, position), writes[key]
+            if before != after:
+                parts.setdefault(_partition(schema, key), []).append(
+                    self._relation.row(key_text(schema, key), self._told(before), self._told(after), position)
+                )
+        return [Batch(self._relation, position, tuple(rows), part) for part, rows in parts.items()]
+
+    def snapshot(self, view: View) -> list[Batch]:
+        """All rows that ``view`` shows, as changes from nothing at its position."""
+        schema = self._table.schema
+        parts: dict[Any, list[Row]] = {}
+        for row in view.scan(schema.name):
+            key = schema.key_of(row)
+            parts.setdefault(_partition(schema, key), []).append(
+                self._relation.row(key_text(schema, key), None, self._told(row), view.position)
+            )
+        return [Batch(self._relation, view.position, tuple(rows), part) for part, rows in parts.items()]
+
+    def _told(self, row: Row | None) -> str | None:
+        return None if row is None else encode(self._wire.write((row,))[0]).decode()
+
+
+def _partition(schema: TableSchema, key: Key) -> Any:
+    if not schema.partition_by:
+        return None
+    found = schema.partition_of(key)
+    return found[0] if len(found) == 1 else found
+
+
+def key_text(schema: TableSchema, key: Key) -> str:
+    """A primary key as the changelog has it."""
+    return encode([key] if len(schema.primary_key) == 1 else list(key)).decode()
+
+
+def changelogs(app: App, database: Database) -> dict[str, Changelog]:
+    """Those of an engine, by table."""
+    return {
+        stream.changelog_of: Changelog(database.tables[stream.changelog_of], stream.relation)
+        for stream in app.streams.values()
+        if stream.changelog_of is not None
+    }
+
+
+# ---- rebuilding
+
+
+def rebuild(
+    app: App,
+    directory: str | Path,
+    changes: Mapping[str, Iterable[tuple[str, str | None]]],
+    *,
+    progress: Callable[[str, int], None] = lambda table, rows: None,
+) -> dict[str, int]:
+    """Fill the tables of a new engine in ``directory`` from their changelogs; returns the number of rows of each.
+
+    ``changes``: for every table ``(row_key, after)`` in the order of the changelog; the last one of a key counts, so that a
+    compacted topic will do. It goes in through the log, like any work. What is not in tables is not in their changelogs:
+    windows, positions of sources, and batches that wait begin anew.
+    """
+    import tidegate
+
+    for table in changes:
+        if table not in app.tables or not any(s.changelog_of == table for s in app.streams.values()):
+            known = [s.changelog_of for s in app.streams.values() if s.changelog_of]
+            raise TidegateError(
+                f"rebuild: {table!r} is no table with a changelog; those are {', '.join(map(str, known))}"
+            )
+    with tidegate.open(app, directory) as engine:
+        if engine.sequence:
+            raise TidegateError(f"{directory} holds an engine that has worked already; rebuild into a new directory")
+        counts = {}
+        for table, found in changes.items():
+            rows = [row for row in dict(found).values() if row is not None]  # the last one of a key
+            counts[table] = len(rows)
+            for start in range(0, len(rows), ROWS_AT_ONCE):
+                engine.call(RESTORE, table, _read(app.tables[table], rows[start : start + ROWS_AT_ONCE]))
+                progress(table, min(start + ROWS_AT_ONCE, len(rows)))
+    return counts
+
+
+def _read(schema: TableSchema, rows: list[str]) -> list[list[Any]]:
+    try:
+        return [list(row) for row in RowWire(schema).read_stored(msgspec.json.decode(row) for row in rows)]
+    except (msgspec.DecodeError, DataError) as error:
+        raise TidegateError(f"the changelog does not fit table {schema.name}: {error}") from None
+
+
+def changes_in_files(directory: str | Path) -> Iterator[tuple[str, str | None]]:
+    """The changes that :class:`~tidegate.connectors.files.sink.FileSink` wrote as NDJSON, for :func:`rebuild`.
+
+    Every change must begin where the one before it ended: files that are missing are an error, not a table that is wrong.
+    """
+    rows = []
+    for path in sorted(Path(directory).rglob("*.ndjson")):
+        for number, line in enumerate(path.read_bytes().splitlines(), 1):
+            try:
+                found = msgspec.json.decode(line)
+                rows.append((found["position"], found["row_key"], found["before"], found["after"], path))
+            except (msgspec.DecodeError, KeyError, TypeError):
+                raise TidegateError(f"{path}, line {number}, is no change of a table: {line[:80]!r}") from None
+    if not rows:
+        raise TidegateError(f"{directory} holds no changes: no *.ndjson of a FileSink that a changelog is delivered to")
+    rows.sort(key=lambda row: row[0])
+    return _checked(rows)
+
+
+def _checked(rows: Iterable[tuple[int, str, str | None, str | None, Path]]) -> Iterator[tuple[str, str | None]]:
+    known: dict[str, str | None] = {}
+    for position, key, before, after, path in rows:
+        if before is not None and known.get(key) != before:
+            raise TidegateError(
+                f"the changelog has a gap: at position {position} the row {key} changes from {before}, which no change before it "
+                f"says ({path}). Files are missing, or its delivery began with snapshot=False. Deliver it anew, under another "
+                f"name and into an empty directory: it then begins with all rows"
+            )
+        known[key] = after
+        yield key, after

@@ -1,0 +1,69 @@
+"""Deliveries into border streams: the order that they need, and the cycles that they must not form.
+
+A dataflow is acyclic: so is what deliveries make of several. From a border stream lead ways to the streams that its
+dataflow emits and to the changelogs of the tables that it writes, and from there, by deliveries, to border streams.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tidegate.errors import DeclarationError
+
+if TYPE_CHECKING:
+    from tidegate.engine.engine import Engine
+
+
+def check_acyclic(engine: Engine, stream: str, sink: Any) -> None:
+    """Refuse a delivery that would bring a stream back to where it comes from, by itself or with others."""
+    border = _fed_by(engine, sink)
+    path = None if border is None else _way(engine, [stream, border])
+    if path is not None:
+        raise DeclarationError(
+            f"delivering {stream} to {border} closes a cycle: {' → '.join(path)}. Each change would cause another one. Let "
+            f"what follows {stream} write to a table of its own",
+            stream=stream,
+            cycle=path,
+        )
+
+
+def check_ordered(engine: Engine, stream: str, sink: Any) -> None:
+    """Refuse a delivery of batches whose order is per key into a border stream that has one order for all."""
+    target = getattr(sink, "target", None)
+    border = getattr(target, "borders", {}).get(getattr(sink, "stream", None))
+    table = engine.app.streams[stream].changelog_of
+    keyed = engine.graph.keyed.get(stream) is not None if table is None else bool(engine.app.tables[table].partition_by)
+    if border is not None and border.key is None and keyed:
+        why = f"{stream} is keyed" if table is None else f"{table} is partitioned"
+        raise DeclarationError(
+            f"{border.name} has no key, so its batch-ids ascend; those of {stream} ascend for every key alone, because {why}. "
+            f"Declare {border.name} with key={'the same column' if table is None else repr('row_key')}",
+            stream=stream,
+        )
+
+
+def _fed_by(engine: Engine, sink: Any) -> str | None:
+    """The border stream of this engine that a sink feeds; None when it feeds none."""
+    return str(sink.stream) if getattr(sink, "target", None) is engine else None
+
+
+def _way(engine: Engine, path: list[str]) -> list[str] | None:
+    """How ``path`` leads on from its last stream to its first, if it does."""
+    outputs = _caused_by(engine, path[-1])
+    if path[0] in outputs:
+        return [*path, path[0]]
+    for delivery in engine.outbox.deliveries.values():
+        border = _fed_by(engine, delivery.sink)
+        if border is not None and border not in path and delivery.stream in outputs:
+            found = _way(engine, [*path, delivery.stream, border])
+            if found is not None:
+                return found
+    return None
+
+
+def _caused_by(engine: Engine, border: str) -> set[str]:
+    """The streams that may have batches because ``border`` had one."""
+    units = engine.graph.caused_by.get(border, ())
+    written = {access.table for unit in units for access in unit.access if access.write}
+    emitted = {stream for unit in units for stream in unit.outputs}
+    return emitted | {s.name for s in engine.app.streams.values() if s.changelog_of in written}

@@ -1,0 +1,314 @@
+"""Ingestion: rows come in from a source outside, in order, across crashes of either side.
+
+    source.poll ─▶ push(rows, source=name, offset=position) ─▶ source.committed(position)
+        ▲                        │ one record in the log: rows and position, both or none
+        └── source.open(position(name)) after a restart, a lost connection, or any doubt
+
+The position that went in with the last rows is the only truth about how far a source has come. A crash at any moment
+leaves it before or after a chunk, never inside, and the source goes on from there: each row is taken exactly once.
+``committed`` lets the other side forget; if we die before it is called, the next opening says where we are.
+
+**Rejected records.** What can't be read, or does not fit the stream, goes to the border stream ``rejected_in`` with its
+place and the reason, *before* the rows around it. :func:`declare_rejected` declares it with a table, whose key is the
+record's place in the source: a record that comes again after a crash is recognised there.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from tidegate.crashpoints import crash_point
+from tidegate.errors import (
+    BatchError,
+    DataError,
+    DiskFull,
+    EngineClosed,
+    Overloaded,
+    ServerError,
+    SourceError,
+    TidegateError,
+    text_of,
+)
+from tidegate.forking import own
+from tidegate.outside.background import in_background, repeat
+from tidegate.outside.rejects import REJECTED, rejected_row
+from tidegate.outside.sources import Chunk, Malformed, Source
+from tidegate.outside.targets import Target, target_of
+
+if TYPE_CHECKING:
+    from tidegate.client import Client
+    from tidegate.engine.engine import Engine
+
+log = logging.getLogger("tidegate")
+
+LAG_S = 1.0  # how often the source is asked how much waits
+POLL_S = 0.5  # how long one poll waits, and so how long closing may take
+
+
+class Ingestion:
+    """One source on its way into one border stream. Made by :meth:`Engine.ingest`.
+
+    ``rows``, ``rejected``: counted since it was made. ``error``: the last failure, None after a success.
+    """
+
+    def __init__(self, target: Target, stream: str, source: Source, name: str, size: int | None, limit: int) -> None:
+        own(self)
+        self.name = name
+        self.stream = stream
+        self.source = source
+        self.size = size
+        self.limit = limit
+        self.rows = 0
+        self.rejected = 0
+        self.error: Exception | None = None
+        self.lag: int | None = None  # what waits in the source, as far as was known a moment ago
+        self._measured = 0.0
+        self._target = target
+        self._relation = target.relation(stream)
+        self._opened = False
+        self._chunk: Chunk | None = None  # read, not accepted yet
+        self._position: Any = None  # of what was accepted last
+        self._reading = threading.Condition()  # one reads at a time; notified after every attempt
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __repr__(self) -> str:
+        return f"<Ingestion {self.name} into {self.stream}: {self.state}, {self.rows} rows, {self.rejected} rejected>"
+
+    @property
+    def state(self) -> str:
+        """open, failing (it tries again), stopped (it does not), finished or closed."""
+        if getattr(self.error, "fatal", False):
+            return "stopped"
+        if self._stop.is_set():
+            return "closed"
+        return "failing" if self.error is not None else "finished" if self.finished else "open"
+
+    @property
+    def at_work(self) -> bool:
+        return self.state in ("open", "failing")
+
+    @property
+    def finished(self) -> bool:
+        """Has everything been taken that there will ever be?"""
+        return self._opened and self._chunk is None and self.source.finished
+
+    def _measure(self, at_least_s: float = 0.0) -> None:
+        """Ask the source how far behind we are: here, by whoever reads it, so that looking at ``lag`` never waits."""
+        now = time.monotonic()
+        if now - self._measured >= at_least_s:
+            self._measured = now
+            self.lag = self.source.lag
+
+    # ---- taking rows in
+
+    def open(self) -> None:
+        """Open the source where its last accepted rows ended."""
+        if not self._opened:
+            self._chunk = None
+            self._position = self._target.position(self.name)
+            self.source.open(self.name, self._relation, self._position)
+            self._opened = True
+            self._measure()
+
+    def pump(self, timeout_s: float = 0.0) -> int:
+        """Take in what there is now, waiting up to ``timeout_s`` seconds for the first; returns how many rows.
+
+        Needs no thread. Raises SourceError when the source can't be read; the next call tries again.
+        """
+        count = 0
+        while not self.finished:
+            with self._reading:
+                taken = self._take(timeout_s if not count else 0.0)
+            if taken is None:
+                break
+            count += taken
+        return count
+
+    def run(self) -> None:
+        """Take in until the source is finished or this is closed, pausing after a failure: 0.1 s, doubled up to 30 s."""
+        repeat(self._step, self._stop, (SourceError, ServerError, BatchError, Overloaded, DiskFull))
+
+    def _step(self) -> bool:
+        with self._reading:
+            self._take(POLL_S)
+            self._reading.notify_all()
+        return not self.finished
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until the background has taken everything a source that ends has; False when that was not enough."""
+        with self._reading:
+            self._reading.wait_for(lambda: not self.at_work, timeout_s)
+        return self.finished
+
+    def _take(self, timeout_s: float) -> int | None:
+        """Poll, put, tell: the whole protocol. None when there is nothing now."""
+        if self._stop.is_set():
+            raise EngineClosed(f"ingestion {self.name} is closed; it goes on where it was after the next opening")
+        try:
+            self.open()
+            if self._chunk is None:
+                self._chunk = self.source.poll(self.limit, timeout_s)
+            if self._chunk is None:
+                self.error = None
+                self._measure(LAG_S if timeout_s and not self.source.finished else 0.0)
+                return None
+            taken = self._put(self._chunk)
+            position, self._chunk = self._chunk.position, None
+            crash_point("ingestion-before-committed")
+            self.source.committed(position)
+            self._measure(0.0 if self.source.finished else LAG_S)
+        except BaseException as error:
+            self._failed(error)
+            raise
+        self.error = None
+        return taken
+
+    def _put(self, chunk: Chunk) -> int:
+        """Bring a chunk into the engine: rejected records first, then the rows with the position."""
+        rows, malformed = chunk.rows, list(chunk.malformed)
+        if malformed:
+            self._reject(malformed, None if rows else chunk.position)
+        if not rows:
+            return 0
+        crash_point("ingestion-before-push")
+        try:
+            self._accept(rows, chunk.position)
+        except DataError:
+            rows, unfit = self._sifted(chunk)
+            if not unfit:
+                raise
+            self._reject(unfit, None if rows else chunk.position)
+            if rows:
+                self._accept(rows, chunk.position)
+        self.rows += len(rows)
+        return len(rows)
+
+    def _accept(self, rows: Sequence[Any], position: Any) -> None:
+        self._target.put(self.stream, rows, self.size, source=self.name, offset=position, after=self._position)
+        self._position = position
+
+    def _sifted(self, chunk: Chunk) -> tuple[list[Any], list[Malformed]]:
+        """The rows that fit their stream, and those that do not."""
+        fit, unfit = [], []
+        for i, row in enumerate(chunk.rows):
+            try:
+                fit.append(self._target.check(self.stream, row))
+            except DataError as error:
+                place = f"row {i} before {chunk.position!r}" if chunk.place is None else chunk.place(i)
+                unfit.append(Malformed(place, repr(row), str(error)))
+        return fit, unfit
+
+    def _reject(self, malformed: list[Malformed], position: Any) -> None:
+        """Record what could not be taken. ``position``: given when no rows follow that it would go in with."""
+        if not self._target.has(REJECTED):
+            first = malformed[0]
+            raise SourceError(
+                f"{self.name}: {first.place} is no row of {self.stream}: {first.reason}. It was {first.record[:200]!r}. "
+                f"To have such records put aside, declare where: tidegate.rejects.declare_rejected(app)",
+                source=self.name,
+                stream=self.stream,
+                fatal=True,
+            )
+        rows = [rejected_row(self.name, m.place, self.stream, m.record, m.reason) for m in malformed]
+        if position is None:
+            self._target.put(REJECTED, rows)
+        else:
+            self._target.put(REJECTED, rows, source=self.name, offset=position, after=self._position)
+            self._position = position
+        self.rejected += len(rows)
+        log.warning("%s: %d records rejected; the first: %s", self.name, len(rows), text_of(malformed[0].reason))
+
+    def _failed(self, error: BaseException) -> None:
+        """After any doubt, the source is opened again at the position that is on disk. A full queue is no doubt."""
+        if not isinstance(error, (Overloaded, DiskFull)) and self._opened:
+            self._opened = False
+            self._chunk = None
+            self.source.close()
+        if isinstance(error, Exception) and not isinstance(error, EngineClosed):
+            self.error = error
+            log.warning("ingestion %s: %s", self.name, error)
+
+    # ---- starting and stopping
+
+    def start(self) -> None:
+        """Take in on a thread of its own."""
+        self._thread = in_background("ingestion", self.name, self.run, self._ended)
+
+    def _ended(self, error: Exception | None) -> None:
+        with self._reading:
+            if error is not None:
+                self.error = error
+                self.error.fatal = True  # type: ignore[attr-defined]
+            self._reading.notify_all()
+
+    def close(self) -> None:
+        """Finish what is under way and stop; it goes on from there when it is made again."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        with self._reading:
+            if self._opened:
+                self._opened = False
+                self.source.close()
+            self._reading.notify_all()
+
+
+def ingest(
+    target: Engine | Client,
+    stream: str,
+    source: Source,
+    name: str | None = None,
+    *,
+    size: int | None = None,
+    limit: int = 1000,
+    background: bool = False,
+) -> Ingestion:
+    """Take the rows of ``source`` into a border stream of an engine, or of a served one (a client).
+
+    ``ingestion.pump()`` takes what is there; ``background``: a thread does, and connects again by itself. ``name``: under
+    which the position is remembered; keep it. ``limit``: rows taken at a time; they are one batch, or batches of ``size``
+    rows. Raises SourceError at once when what the source holds does not fit the stream.
+    """
+    from tidegate.engine.engine import Engine
+
+    for what, value in (("size", 1 if size is None else size), ("limit", limit)):
+        if type(value) is not int or value < 1:
+            raise TidegateError(f"ingest({stream!r}, …): {what} is a positive whole number of rows, got {value!r}")
+    name = f"{type(source).__name__}/{stream}" if name is None else name
+    ingestion = Ingestion(target_of(target), stream, source, name, size, limit)
+    if isinstance(target, Engine):
+        _register(target, ingestion)
+    try:
+        ingestion.open()
+    except SourceError as error:
+        ingestion.error = error
+        if error.fatal or not background:
+            ingestion.close()
+            raise
+    if background:
+        ingestion.start()
+    return ingestion
+
+
+def _register(engine: Engine, ingestion: Ingestion) -> None:
+    """An engine knows its ingestions, to show them and to close them; no two under one name."""
+    with engine.lock:
+        engine.check_open()
+        known = engine.ingestions.get(ingestion.name)
+        if known is not None and known.at_work:
+            raise TidegateError(
+                f"ingestion {ingestion.name!r} is at work already; ingest(…, name=…) takes another name",
+                source=ingestion.name,
+            )
+        engine.ingestions[ingestion.name] = ingestion
+
+
+def close_ingestions(engine: Engine) -> None:
+    """Before an engine closes: nothing comes in any more."""
+    for ingestion in engine.ingestions.values():
+        ingestion.close()

@@ -1,0 +1,95 @@
+"""What a source of rows is: the protocol between an ingestion and the connectors that read from outside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from tidegate.errors import DataError, text_of
+from tidegate.storage.codec import writable
+from tidegate.storage.schema import Relation
+
+
+@dataclass(frozen=True, slots=True)
+class Malformed:
+    """A record that can't become a row. ``place``: where it is in the source, the same whenever it is read."""
+
+    place: str
+    record: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Some rows of a source, in order; ``position`` is after them and after the malformed records among them.
+
+    ``place(i)``: where row i is in the source.
+    """
+
+    rows: Sequence[Any]
+    position: Any
+    malformed: Sequence[Malformed] = ()
+    place: Callable[[int], str] | None = None
+
+
+def check_name(what: str, name: Any) -> None:
+    """Refuse a name under which nothing could be remembered."""
+    if not isinstance(name, str) or not name or text_of(name) != name:
+        raise DataError(f"{what} is a text of at least one character, without halves of surrogate pairs; got {name!r}")
+
+
+def check_place(source: str | None = None, offset: Any = None, **_: Any) -> None:
+    """Refuse, before anything is accepted, what could not be remembered together with the rows: a source and its offset."""
+    if source is None:
+        return
+    check_name("source", source)
+    try:
+        writable(offset)
+    except ValueError as error:
+        raise DataError(
+            f"the offset of source {source!r} can't be written to the log: {text_of(error)}. Use numbers (of 64 bits), text, "
+            f"bytes, dates, decimals, lists and dicts of them",
+            value=offset,
+        ) from None
+
+
+class Source(Protocol):
+    """Where rows come from. Called by one thread at a time."""
+
+    @property
+    def lag(self) -> int | None:
+        """How many records (or bytes, for files) are known to wait; None when that can't be known."""
+
+    @property
+    def finished(self) -> bool:
+        """True when there will never be more."""
+
+    def open(self, name: str, relation: Relation, position: Any) -> None:
+        """Connect, check that what is there fits ``relation``, and go to ``position`` (None: the beginning).
+
+        SourceError if that can't work, ``fatal`` when trying again won't help.
+        """
+
+    def poll(self, limit: int, timeout_s: float) -> Chunk | None:
+        """The next records, about ``limit`` at most; None when ``timeout_s`` seconds bring none."""
+
+    def committed(self, position: Any) -> None:
+        """Everything up to ``position`` is on disk here; the other side may forget it."""
+
+    def close(self) -> None:
+        """Let go of connections. It may be opened again."""
+
+
+class Checked(NamedTuple):
+    """That a source can be read: what was found, in words, and its ``lag``."""
+
+    found: str
+    lag: int | None
+
+
+class CheckedSource(Source, Protocol):
+    """A source that ``tidegate connect --check`` can look at."""
+
+    def check(self, name: str, relation: Relation, position: Any) -> Checked:
+        """Would :meth:`open` do? SourceError if not. It makes, takes over and moves nothing, here or on the other side."""

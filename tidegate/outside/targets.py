@@ -1,0 +1,86 @@
+"""Where an ingestion brings its rows: an engine in this process, or one behind a server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tidegate.errors import TidegateError
+from tidegate.storage.schema import Relation
+
+if TYPE_CHECKING:
+    from tidegate.client import Client
+    from tidegate.engine.engine import Engine
+
+
+ROOM_S = 1.0  # how long to wait for room in the queues before looking whether to stop
+
+
+class Target(Protocol):
+    """An engine, embedded or served, as an ingestion sees it."""
+
+    def relation(self, stream: str) -> Relation: ...
+    def has(self, stream: str) -> bool: ...
+    def check(self, stream: str, row: Any) -> Any: ...
+    def position(self, name: str) -> Any: ...
+    def put(self, stream: str, rows: Sequence[Any], size: int | None = None, **place: Any) -> None:
+        """Return when the rows are accepted and on disk. ``place``: source, offset and after, as in ``push``."""
+
+
+class Embedded:
+    """An engine in this process."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.position = engine.position
+
+    def relation(self, stream: str) -> Relation:
+        return self._engine.intake.border(stream).relation
+
+    def has(self, stream: str) -> bool:
+        return stream in self._engine.borders
+
+    def check(self, stream: str, row: Any) -> Any:
+        return self._engine.borders[stream].check_row(row)
+
+    def put(self, stream: str, rows: Sequence[Any], size: int | None = None, **place: Any) -> None:
+        engine = self._engine
+        if size is not None and place:
+            engine.feed(stream, rows, size=size, timeout_s=ROOM_S, **place)
+            return
+        engine.push(stream, rows, timeout_s=ROOM_S, **place)
+        if engine.durable is not None:
+            engine.durable.sync()
+
+
+class Served:
+    """An engine behind a server."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self.position = client.position
+
+    def relation(self, stream: str) -> Relation:
+        if not self.has(stream):
+            borders = [s["name"] for s in self._client.app()["streams"] if s["border"]]
+            raise TidegateError(f"{self._client.url} has no border stream {stream!r}; it has {', '.join(borders)}")
+        return self._client.schemas().wires[stream].relation
+
+    def has(self, stream: str) -> bool:
+        return any(s["name"] == stream and s["border"] for s in self._client.app()["streams"])
+
+    def check(self, stream: str, row: Any) -> Any:
+        return self.relation(stream).conform(row)
+
+    def put(self, stream: str, rows: Sequence[Any], size: int | None = None, **place: Any) -> None:
+        if size is None or not place:
+            self._client.push(stream, rows, wait=False, **place)
+        else:
+            self._client.feed(stream, rows, size=size, **place)
+
+
+def target_of(engine: Engine | Client) -> Target:
+    """Either of the two."""
+    from tidegate.engine.engine import Engine
+
+    return Embedded(engine) if isinstance(engine, Engine) else Served(engine)

@@ -1,0 +1,120 @@
+"""What an open engine changes in its Python process, so that pauses stay short; put back when the last one closes.
+
+Now and then the cyclic garbage collector walks through everything there is, which for the libraries alone takes tens of
+milliseconds: longer than anything the engine does. What exists when an engine opens is set aside (``gc.freeze``), and a
+walk then sees only what came since. That still includes the dictionaries of the tables, entry by entry, so such walks are
+made ``RARER`` times less often. The short ones, which find nearly all garbage there is, stay as frequent as they were.
+
+While somebody listens for acknowledgements, threads take turns every millisecond instead of every five: the thread of the log
+has to come to its turn between pushes that follow one another without a pause, to hear that a group is on disk. Handing over
+costs some of the throughput, so it is not done when nobody listens.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import math
+import sys
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+RARER = 20
+QUICK_S = 0.001
+
+_lock = threading.Lock()
+_open = 0  # engines that have asked for it
+_thresholds: tuple[tuple[int, int, int], tuple[int, int, int]] | None = None  # of the collector: before, and since
+_seen = (0, 0)  # full and short collections when a full one was last known of
+
+atexit.register(gc.unfreeze)  # an engine may still be open then: what it holds is to be taken apart in order
+
+
+def tune() -> Callable[[], None]:
+    """An engine opens. Returns what to call when it is closed; more than once does no harm."""
+    global _open, _thresholds
+    with _lock:
+        before = gc.get_threshold() if _thresholds is None else _thresholds[0]
+        _make_up_for(before)
+        _open += 1
+        if _open == 1:
+            gc.freeze()
+        if _thresholds is None:
+            _thresholds = before, (before[0], before[1], before[2] * RARER)
+            gc.set_threshold(*_thresholds[1])
+    asked = [True]
+
+    def untune() -> None:
+        if asked:
+            asked.clear()
+            _restore()
+
+    return untune
+
+
+def _make_up_for(thresholds: tuple[int, int, int]) -> None:
+    """Where a full collection would have come without us, have it now: freezing begins the collector's counts afresh, so in a
+    process that opens one engine after the other it would never come, and what is left of closed engines would stay.
+    """
+    global _seen
+    short, _, full = (generation["collections"] for generation in gc.get_stats())
+    if full != _seen[0]:
+        _seen = full, short
+    elif short - _seen[1] >= thresholds[1] * thresholds[2] and gc.isenabled():
+        gc.collect()
+        _seen = full + 1, short
+
+
+def _restore() -> None:
+    global _open, _thresholds
+    with _lock:
+        _open -= 1
+        if not _open:
+            gc.unfreeze()
+            assert _thresholds is not None
+            before, since = _thresholds
+            _thresholds = None
+            if gc.get_threshold() == since:  # else somebody else has set them
+                gc.set_threshold(*before)
+
+
+class Listened(Protocol):
+    """Knows whether somebody has asked to hear of a ticket since it was last looked at."""
+
+    listened: bool
+
+
+class Turns:
+    """How often threads take turns, for one engine with a log: ``step`` is called after every group."""
+
+    _lock = threading.Lock()
+    _quick = 0  # how many want it
+    _before = 0.0
+
+    def __init__(self, teller: Listened) -> None:
+        self._teller = teller
+        self._wanted = False
+
+    def step(self) -> None:
+        listened, self._teller.listened = self._teller.listened, False
+        if listened is not self._wanted:
+            self._want(listened)
+
+    def close(self) -> None:
+        self._want(False)
+
+    def _want(self, wanted: bool) -> None:
+        with Turns._lock:
+            if wanted is self._wanted:
+                return  # another thread was here
+            self._wanted = wanted
+            Turns._quick += 1 if wanted else -1
+            interval = sys.getswitchinterval()
+            if wanted and Turns._quick == 1 and interval > QUICK_S:
+                Turns._before = interval
+                sys.setswitchinterval(QUICK_S)
+            elif not wanted and not Turns._quick:
+                if Turns._before and math.isclose(interval, QUICK_S):  # else somebody else has set it
+                    sys.setswitchinterval(Turns._before)
+                Turns._before = 0.0

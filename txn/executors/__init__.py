@@ -1,0 +1,1 @@
+"""Executors: who runs what the scheduler says may run."""

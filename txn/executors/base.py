@@ -1,0 +1,339 @@
+"""The executor that runs executions when told to; what all executors have in common."""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from tidegate import crashpoints
+from tidegate.clock import Clock
+from tidegate.crashpoints import crash_point
+from tidegate.errors import Aborted, ProcedureFailed, TidegateError
+from tidegate.storage.database import Readers
+from tidegate.storage.halfway import ENDING
+from tidegate.streams.batch import Batch
+from tidegate.txn.context import Context, Journal, still_waiting
+from tidegate.txn.execution import Execution, State
+from tidegate.txn.log.record import to_us
+from tidegate.txn.outcome import COMMITTED, Outcome, Waits
+from tidegate.txn.positions import Position, position
+from tidegate.txn.program import UnitProgram
+from tidegate.txn.runtime import Runtime, interrupted
+from tidegate.txn.scheduler import Scheduler
+from tidegate.txn.teller import Teller
+from tidegate.txn.ticket import Ticket
+from tidegate.txn.transaction import Transaction
+from tidegate.txn.watchdog import Expired, Watch
+from tidegate.txn.watched import WatchedTransaction
+
+log = logging.getLogger("tidegate")
+
+
+class Executor:
+    """Runs executions when told to: one per :meth:`step`. The other executors decide when to step.
+
+    ``lock`` guards the scheduler and commits; user code runs outside it. ``turn`` is held by whoever brings in work, and taken
+    for the moment at which a merge begins. Where executions are run later, by others, it is the lock itself; an executor that
+    runs them at once keeps it until they have ended, because the scheduler does not know of them.
+    """
+
+    def __init__(
+        self, runtime: Runtime, scheduler: Scheduler, journal: Journal, clock: Clock, lock: threading.RLock
+    ) -> None:
+        self.runtime = runtime
+        self.halfway = runtime.halfway
+        self.scheduler = scheduler
+        self.journal = journal
+        self.clock = clock
+        self.lock = lock
+        self.turn: threading.RLock = lock
+        self.snapshots: dict[int, int] = {}  # commit numbers that committed-state readers hold on to -> how many
+        self.watched = True  # are deadlines of procedures kept? A replay takes them from the log
+        self.ended = threading.Condition(self.lock)  # notified when executions finish
+
+    # ---- work in
+
+    def place(self, first: int, batches: Sequence[Batch], time: dt.datetime, ticket: Ticket | None) -> None:
+        """Batches that were accepted, under the numbers from ``first`` on, take their places. No ticket: nobody waits."""
+        with self.lock:
+            for sequence, batch in enumerate(batches, first):
+                self.admit(sequence, batch, time, ticket or self.nobodys())
+
+    def place_call(
+        self,
+        sequence: int,
+        unit: UnitProgram,
+        arguments: tuple[tuple[Any, ...], dict[str, Any]],
+        partitions: dict[str, tuple[Any, ...]],
+        time: dt.datetime,
+        ticket: Ticket,
+    ) -> None:
+        """The same for a call of an OLTP procedure."""
+        with self.lock:
+            self.admit_call(sequence, unit, arguments, partitions, time, ticket)
+
+    def nobodys(self) -> Ticket:
+        """A ticket that nobody waits for."""
+        return Ticket(Teller(self.wait))
+
+    def admit(self, sequence: int, batch: Batch, time: dt.datetime, ticket: Ticket) -> None:
+        """Have the scheduler place what a border batch causes."""
+        if self.runtime.ahead is not None:
+            self.runtime.ahead.coming(batch.relation.name, batch.key, batch.rows, to_us(time))
+        for execution in self.scheduler.admit(sequence, batch):
+            if execution.context is None:
+                execution.context = Context(self.runtime.units[execution.unit.name], time, ticket)
+            else:
+                execution.context.tickets.append(ticket)
+            ticket.pending += 1
+        self._after_scheduling()
+
+    def admit_begun(
+        self,
+        done: Iterable[UnitProgram],
+        sequence: int,
+        batch: Batch,
+        streams: Mapping[str, Batch],
+        time: dt.datetime,
+        ticket: Ticket,
+    ) -> None:
+        """Admit a border batch whose first units, ``done``, have ended already and left the batches ``streams``.
+
+        Nothing else is unfinished, so the scheduler comes to where it would be had it been asked from the start.
+        """
+        self.admit(sequence, batch, time, ticket)
+        for unit in done:
+            execution = self.scheduler.live.get(position(sequence, unit.rank))
+            if execution is not None:  # else it never started: a batch it needs had no rows
+                self.scheduler.finish(
+                    self.scheduler.take(execution), {s: streams[s] for s in unit.unit.outputs if s in streams}
+                )
+                self._finish_tickets(execution, None, None)
+                self._after_scheduling()
+
+    def admit_call(
+        self,
+        sequence: int,
+        unit: UnitProgram,
+        arguments: tuple[tuple[Any, ...], dict[str, Any]],
+        partitions: dict[str, tuple[Any, ...]],
+        time: dt.datetime,
+        ticket: Ticket,
+    ) -> None:
+        """Have the scheduler place a call."""
+        execution = self.scheduler.admit_call(sequence, unit.unit, partitions)
+        execution.context = Context(unit, time, ticket, arguments, partitions)
+        ticket.pending += 1
+        self._after_scheduling()
+
+    def inline_plan(self, stream: str) -> list[UnitProgram] | None:
+        """The units a batch on ``stream`` may cause, if they may run inline while nothing else is unfinished."""
+        return None
+
+    def wake(self) -> None:
+        """There may be something to run."""
+
+    def _after_scheduling(self) -> None:
+        """Executions that will never start count as finished for their tickets."""
+        while self.scheduler.withdrawn:
+            self._finish_tickets(self.scheduler.withdrawn.pop(), None, None)
+
+    # ---- running
+
+    def step(self) -> bool:
+        """Run one execution that may run now; False when there is none."""
+        try:
+            with self.lock:
+                execution = self.scheduler.next()
+            if execution is None:
+                return False
+            self.run(execution)
+        except BaseException as error:
+            self._end_chosen(error)
+            raise
+        return True
+
+    def _end_chosen(self, error: BaseException) -> None:
+        """An interrupt came after an execution was chosen and before it ran: stop in front of it."""
+        with self.lock:
+            if self.halfway.through is None:
+                for execution in [e for e in self.scheduler.live.values() if e.state is State.RUNNING]:
+                    self.settle(execution, interrupted(self.start(execution), error))
+
+    def run_until_idle(self) -> int:
+        """Run until nothing may run; returns how many executions ran."""
+        count = 0
+        while self.step():
+            count += 1
+        return count
+
+    def run(self, execution: Execution) -> None:
+        """Run a RUNNING execution to its end, or to where it waits."""
+        txn = self.start(execution)
+        deadline_s = execution.context.program.deadline_s if self.watched else None
+        try:
+            outcome = self.runtime.attempt(txn) if deadline_s is None else self._attempt_watched(txn, deadline_s)
+            self.settle(execution, outcome)
+        except BaseException as error:  # Ctrl-C and the like: undo, stop in front of the batch, let it through
+            self.runtime.running.pop(threading.get_ident(), None)
+            with self.lock:
+                if execution.state is State.RUNNING and self.halfway.through is None:
+                    self.settle(execution, interrupted(txn, error))
+            raise
+
+    def start(self, execution: Execution) -> Transaction:
+        """The transaction of an execution, with the batches that have arrived by now."""
+        context: Context = execution.context
+        context.started_at = self.clock.monotonic()
+        if context.txn is None:
+            with self.lock:
+                context.txn = self._begin(execution)
+                if context.program.committed:
+                    self.hold_snapshot(context.txn.commit)
+        else:
+            arrived = {s: b for s, b in execution.inputs.items() if b is not None and s not in context.txn.streams}
+            context.txn.streams.update(arrived)
+        return context.txn
+
+    def _begin(self, execution: Execution) -> Transaction:
+        context: Context = execution.context
+        inputs = {stream: batch for stream, batch in execution.inputs.items() if batch is not None}
+        txn = self.runtime.begin(
+            context.program, execution.position, execution.batch_id, execution.key, context.time, inputs
+        )
+        if context.arguments is not None and context.partitions is not None:
+            txn.arguments, txn.partitions = context.arguments, context.partitions
+        return txn
+
+    def _attempt_watched(self, txn: Transaction, deadline_s: float) -> Outcome:
+        assert isinstance(txn, WatchedTransaction)
+        txn.watch = watch = Watch(self.runtime.database, deadline_s)
+        outcome: Outcome = COMMITTED
+        try:
+            watch.start()
+            outcome = self.runtime.attempt(txn)
+        except Expired:
+            pass
+        finally:
+            watch.release()
+            txn.watch = None
+        return txn.expired_error(deadline_s) if watch.expired else outcome
+
+    def settle(self, execution: Execution, outcome: Outcome) -> None:
+        """Commit, undo, suspend or halt, as the outcome says; then let the scheduler go on from there."""
+        context: Context = execution.context
+        txn = context.txn
+        assert txn is not None
+        with self.lock:
+            self.halfway.check_entry()
+            self.halfway.through = ENDING
+            if outcome is COMMITTED:
+                outputs = self.commit(txn, self._someone_reads_older(execution.position))
+                self._end(execution, outputs, None)
+            elif isinstance(outcome, Waits):
+                context.asked_at = self.clock.monotonic()
+                self.scheduler.suspend(execution, outcome.stream)
+            elif self.undo(txn, outcome):
+                self._end(execution, {}, outcome)
+            else:
+                assert isinstance(outcome, ProcedureFailed)
+                self._release_snapshot(context)
+                context.txn = None
+                parked = self.scheduler.halt(execution, outcome.parked)
+                self.journal.halted(txn, outcome, parked)
+                for ticket in context.tickets:
+                    ticket.stop(outcome)
+            self._after_scheduling()
+            self.halfway.through = None
+            self.ended.notify_all()
+
+    def undo(self, txn: Transaction, outcome: Outcome) -> bool:
+        """Record that it did not happen; False when its dataflow has to halt in front of it instead."""
+        if isinstance(outcome, Aborted):
+            self.journal.aborted(txn, outcome)
+            return True
+        assert isinstance(outcome, ProcedureFailed)
+        if outcome.on_failure == "dead_letter":
+            self.journal.dead_letter(txn, outcome)
+        elif txn.batch_id is None:  # a call has no dataflow to halt: its caller gets the error
+            self.journal.failed(txn, outcome)
+        else:
+            return False
+        return True
+
+    def commit(self, txn: Transaction, keep_older: bool) -> dict[str, Batch]:
+        """Log it first, then make it visible: what the log refuses has not happened."""
+        if crashpoints.listened_to:
+            crash_point("execution-before-commit")
+        self.journal.committed(txn)
+        outputs = self.runtime.commit(txn, keep_older, self._readers_below(txn.position) if keep_older else None)
+        if crashpoints.listened_to:
+            crash_point("execution-after-commit")
+        return outputs
+
+    def _readers_below(self, at: Position) -> Readers:
+        return lambda table: (self.scheduler.open_positions(table, below=at), list(self.snapshots))
+
+    def _someone_reads_older(self, at: Position) -> bool:
+        """May an unfinished execution still read what a commit at ``at`` replaces?"""
+        oldest = self.scheduler.oldest()
+        return bool(self.snapshots) or (oldest is not None and oldest < at)
+
+    def _end(self, execution: Execution, outputs: dict[str, Batch], error: Any) -> None:
+        context: Context = execution.context
+        self._release_snapshot(context)
+        self.scheduler.finish(execution, outputs)
+        self.journal.finishing(context.tickets, error)
+        assert context.txn is not None
+        self._finish_tickets(execution, error, context.txn.result)
+
+    def _release_snapshot(self, context: Context) -> None:
+        if context.program.committed and context.txn is not None:
+            self.release_snapshot(context.txn.commit)
+
+    def hold_snapshot(self, commit: int) -> None:
+        """Someone reads the state as of this commit number: keep its versions."""
+        self.snapshots[commit] = self.snapshots.get(commit, 0) + 1
+
+    def release_snapshot(self, commit: int) -> None:
+        self.snapshots[commit] -= 1
+        if not self.snapshots[commit]:
+            del self.snapshots[commit]
+
+    def _finish_tickets(self, execution: Execution, error: Any, value: Any) -> None:
+        for ticket in execution.context.tickets:
+            ticket.pending -= 1
+            ticket.error = ticket.error or error
+            ticket.value = value if execution.batch_id is None else None
+            if not ticket.pending:
+                ticket.finish()
+
+    # ---- waiting
+
+    def wait(self, ticket: Ticket, timeout_s: float | None) -> None:
+        """Make a ticket done, or say what it waits for."""
+        self.run_until_idle()
+        with self.lock:
+            if not (ticket.done or ticket.stopped):
+                raise still_waiting(self.scheduler.waiting(), ticket)
+
+    def stop_waiting(self, why: Callable[[Execution], TidegateError]) -> None:
+        """Tell whoever waits for an unfinished execution that it will not end for now."""
+        for execution in self.scheduler.waiting():
+            if execution.context is not None:  # else its admission was interrupted
+                for ticket in execution.context.tickets:
+                    ticket.stop(why(execution))
+
+    def stop_if_torn(self) -> None:
+        """Where a step was left half done, nothing ends any more: whoever waits is told. The caller holds turn and lock."""
+        if self.halfway.through is not None or self.halfway.entering is not None:
+            error = self.halfway.stopped()
+            log.error("%s", error)
+            self.stop_waiting(lambda execution: error)
+            self.ended.notify_all()
+
+    def close(self) -> None:
+        """Stop running anything."""
