@@ -269,7 +269,7 @@ function frame(now) {
     const target = newest - Math.max(0.3, 0.25 * speed);
     if (play === null || Math.abs(target - play) > 3 + speed) play = target;
     else play = Math.min(newest, play + passed * speed * (1 + 0.5 * Math.max(-0.8, Math.min(1, target - play))));
-    if (!(state?.paused && play >= newest)) for (const bed of beds.values()) bed.trace.draw(Math.min(play, newest));
+    for (const bed of beds.values()) bed.trace.draw(Math.min(play, newest));  // what is drawn already is not drawn again
   }
   lastFrame = now;
   requestAnimationFrame(frame);
