@@ -16,6 +16,7 @@ from typing import Any
 import tidegate
 from tidegate import App, Batch, Transaction, partition
 from tidegate.benchmarks.setting import setting
+from tidegate.txn.locks import LowWaterMarks, TwoPhaseLocks, locking_with
 
 Progress = Callable[[str], None]
 
@@ -267,12 +268,12 @@ def locking_speedup(rounds: int, pairs: int = 40) -> dict[str, float]:
     """Low-water marks against strict two-phase locking when slow readers and writers of one table overlap."""
     ratios = []
     for _ in range(rounds):
-        marks = _timed_overlap("low_water_mark", pairs)
-        ratios.append(_timed_overlap("two_phase", pairs) / marks)
+        marks = _timed_overlap(LowWaterMarks, pairs)
+        ratios.append(_timed_overlap(TwoPhaseLocks, pairs) / marks)
     return {"low_water_mark_speedup_over_two_phase": round(statistics.median(ratios), 2)}
 
 
-def _timed_overlap(locking: str, pairs: int) -> float:
+def _timed_overlap(locks: Callable[[], LowWaterMarks], pairs: int) -> float:
     """Readers that take 4 ms of waiting (a remote lookup, say), each followed by such a writer of the same table."""
     app = App("overlap")
     app.table("CREATE TABLE prices (id INTEGER PRIMARY KEY, price BIGINT NOT NULL)")
@@ -287,7 +288,7 @@ def _timed_overlap(locking: str, pairs: int) -> float:
         time.sleep(0.004)
         txn.upsert("prices", (1, price))
 
-    with tidegate.open(app, executor="threads", workers=4, locking=locking) as engine:
+    with locking_with(locks), tidegate.open(app, executor="threads", workers=4) as engine:
         engine.call("change", 0)
 
         def run() -> None:

@@ -19,13 +19,14 @@ import tidegate
 from tidegate import Batch
 from tidegate.benchmarks.setting import setting
 from tidegate.benchmarks.workloads import SUITE, Parameters, Workload, by_key, transfers
+from tidegate.txn.locks import LowWaterMarks, TwoPhaseLocks, locking_with
 
 Progress = Callable[[str], None]
 SKEWS = (0.0, 0.5, 0.9, 0.99, 0.999)
 EXECUTORS: Mapping[str, Mapping[str, Any]] = {
     "serial": {},
     "threads, low-water marks": {"executor": "threads", "workers": 2},
-    "threads, two-phase locking": {"executor": "threads", "workers": 2, "locking": "two_phase"},
+    "threads, two-phase locking": {"executor": "threads", "workers": 2, "locks": TwoPhaseLocks},
 }
 
 
@@ -60,13 +61,16 @@ def bench(
     }
 
 
-def measure(workload: Workload, rounds: int, durable: bool, **settings: Any) -> dict[str, Any]:
+def measure(
+    workload: Workload, rounds: int, durable: bool, locks: Callable[[], LowWaterMarks] = LowWaterMarks, **settings: Any
+) -> dict[str, Any]:
     """One workload under one executor."""
     rates, spent = [], []
     correct = True
     for _ in range(rounds):
         with (
             tempfile.TemporaryDirectory(prefix="tidegate-bench-") as place,
+            locking_with(locks),
             tidegate.open(workload.app, place if durable else None, **settings) as engine,
         ):
             for arguments in workload.load:

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from tidegate.engine.acceptance import PreparedCall
 from tidegate.engine.engine import Engine
 from tidegate.errors import EngineClosed, Overloaded, ServerError
+from tidegate.txn.entries import Call
 from tidegate.txn.ticket import Ticket
 
 log = logging.getLogger("tidegate.server")
@@ -125,12 +125,12 @@ class Driver:
 
         return await self._accepted(job)
 
-    async def submit(self, call: PreparedCall) -> Accepted:
+    async def submit(self, call: Call) -> Accepted:
         """Call a procedure; returns when the call is accepted and on disk."""
         engine = self.engine
 
         def job() -> tuple[Ticket, Ticket | None, int]:
-            ticket = engine.intake.enter_call(call, 0)  # never waits for room: answers come in on this thread, too
+            ticket = engine.acceptance.call(call, 0)  # never waits for room: answers come in on this thread, too
             with engine.lock:
                 self.calls += 1
                 return ticket, self._on_disk(ticket), engine.sequence
@@ -169,7 +169,7 @@ class Driver:
         if durable is None or ticket.done:
             return None
         synced = Ticket(self.engine.teller)
-        durable.hold([synced])
+        durable.acknowledge(synced)
         return synced
 
     async def finished(self, ticket: Ticket, timeout_s: float | None = None) -> bool:

@@ -30,7 +30,7 @@ async def questions(request: Request, context: Context) -> Response:
 async def answer(request: Request, context: Context) -> Response:
     """Answer a question: the row is pushed under the question's batch-id, with the question's key in it."""
     name, engine = request.path_params["stream"], context.engine
-    border = engine.intake.border(name)
+    border = engine.acceptance.border(name)
     if not engine.app.streams[name].awaited:
         awaited = [s.name for s in engine.app.streams.values() if s.awaited]
         raise unknown("answer", "stream that answers questions", name, awaited)

@@ -11,7 +11,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tidegate.dataflows.validation import unknown
-from tidegate.engine.acceptance import PreparedCall
 from tidegate.engine.engine import Engine
 from tidegate.errors import CorruptionError, DataError
 from tidegate.server.answers import error_response, json_response, ticket_facts
@@ -19,6 +18,7 @@ from tidegate.server.bodies import LARGE, Called, Pushed, aside, read_json, read
 from tidegate.server.context import Context, holder_of, log_facts
 from tidegate.server.driver import Accepted
 from tidegate.storage.codec import from_json, to_json
+from tidegate.txn.entries import Call
 from tidegate.txn.ticket import Ticket
 from tidegate.wire import finite, tagged
 
@@ -42,7 +42,7 @@ def _check_source(request: Request, pushed: Pushed) -> None:
 
 def row_reader(context: Context, stream: str) -> Callable[[list[Any], bool], list[Any]]:
     """What makes rows of a border stream from JSON. Many are checked there and then, so that the engine's thread need not."""
-    border, wire = context.engine.intake.border(stream), context.feeds.wires[stream]
+    border, wire = context.engine.acceptance.border(stream), context.feeds.wires[stream]
 
     def read(rows: list[Any], large: bool) -> list[Any]:
         found = wire.read(rows)
@@ -97,14 +97,14 @@ async def call(request: Request, context: Context) -> Response:
     return await _outcome(request, context, accepted, encoding)
 
 
-def _prepared(engine: Engine, procedure: str, called: Called) -> tuple[PreparedCall, str]:
+def _prepared(engine: Engine, procedure: str, called: Called) -> tuple[Call, str]:
     arguments, named = called.arguments, called.named
     if called.encoding == "tagged":
         arguments = [untagged(value) for value in arguments]
         named = {name: untagged(value) for name, value in named.items()}
     elif called.encoding != "plain":
         raise DataError(f"encoding is 'plain' or 'tagged', got {called.encoding[:40]!r}", column="encoding")
-    return engine.intake.prepare_call(procedure, tuple(arguments), named), called.encoding
+    return engine.acceptance.prepare_call(procedure, tuple(arguments), named), called.encoding
 
 
 async def ticket(request: Request, context: Context) -> Response:

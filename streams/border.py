@@ -35,6 +35,10 @@ class Border:
         self._key_place = None if key is None else relation.index_of[key]
         self.sequences: dict[Any, Sequence] = {}
 
+    def take(self, rows: Any) -> Parts:
+        """The rows of a push, checked and split by key. Nothing is accepted yet."""
+        return self.split(self.check_rows(rows))
+
     def check_rows(self, rows: Any) -> tuple[Row, ...]:
         """The rows as stored, every value checked. Nothing is accepted yet."""
         if type(rows) is not list:

@@ -28,5 +28,4 @@ class SystemClock:
         """Every push asks: subtracting and adding takes a quarter of the time that ``replace(tzinfo=None)`` does."""
         return _EPOCH + (dt.datetime.now(dt.UTC) - _EPOCH_UTC)
 
-    def monotonic(self) -> float:
-        return time.monotonic()
+    monotonic = staticmethod(time.monotonic)

@@ -14,7 +14,6 @@ class Config:
 
     ``executor``: ``"serial"`` runs executions inline, in position order, inside ``push`` and ``call``; ``"threads"`` runs
     them on ``workers`` threads; ``"manual"`` runs them only in ``engine.step()`` and ``engine.run_until_idle()``.
-    ``locking``: ``"low_water_mark"``, or ``"two_phase"`` for comparison.
     ``capacity``: executions that may be unfinished before ``push`` waits or raises ``Overloaded``; and batches of one stream
     that may wait for those of another.
     ``backlog``: batches that may wait for a durable subscriber or a delivery before ``push`` does the same.
@@ -37,7 +36,6 @@ class Config:
 
     executor: Literal["serial", "threads", "manual"] = "serial"
     workers: int = 4
-    locking: Literal["low_water_mark", "two_phase"] = "low_water_mark"
     capacity: int = 10_000
     backlog: int = 1_000_000
     merge_rows: int = 100_000
@@ -54,7 +52,6 @@ class Config:
     def __post_init__(self) -> None:
         for name, allowed in (
             ("executor", ("serial", "threads", "manual")),
-            ("locking", ("low_water_mark", "two_phase")),
             ("sync", ("always", "group", "off")),
             ("backend", ("local", "spark", "auto")),
         ):

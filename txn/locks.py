@@ -17,7 +17,8 @@ Pure data structures: values in, decisions out.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 from tidegate.txn.positions import Position
@@ -156,6 +157,20 @@ class TwoPhaseLocks(LowWaterMarks):
         super().release(at, reads, writes)
         for item in reads:
             self._reads.drop(at, item)
+
+
+default: Callable[[], LowWaterMarks] = LowWaterMarks  # what a scheduler locks with
+
+
+@contextmanager
+def locking_with(kind: Callable[[], LowWaterMarks]) -> Iterator[None]:
+    """Engines that are opened meanwhile lock in this way: for comparisons, and for tests of the contract."""
+    global default
+    before, default = default, kind
+    try:
+        yield
+    finally:
+        default = before
 
 
 def remove(positions: list[Position], at: Position) -> None:

@@ -27,8 +27,9 @@ from typing import Any
 
 from tidegate.dataflows.graph import Graph, Unit
 from tidegate.streams.batch import Batch
+from tidegate.txn import locks as locking
 from tidegate.txn.execution import READY, Execution, Inputs, Partial, Reason, State, Why
-from tidegate.txn.locks import Item, LockTable, LowWaterMarks, remove
+from tidegate.txn.locks import Item, LockTable, remove
 from tidegate.txn.positions import Position, position, rank_of, sequence_of
 
 
@@ -37,7 +38,7 @@ class Scheduler:
 
     def __init__(self, graph: Graph, locks: LockTable | None = None) -> None:
         self.graph = graph
-        self.locks: LockTable = locks if locks is not None else LowWaterMarks()
+        self.locks: LockTable = locks if locks is not None else locking.default()
         self.live: dict[Position, Execution] = OrderedDict()  # unfinished, with lock intents; ascending
         self.parked: dict[Position, Execution] = {}
         self.withdrawn: list[Execution] = []  # will never start; the driver takes them from here

@@ -31,7 +31,7 @@ class Original(msgspec.Struct, frozen=True):
 
 
 class Ticket(msgspec.Struct, eq=False):
-    """A push or a call on its way. ``done`` when every execution it caused has finished.
+    """A push or a call on its way. ``done`` when it is accepted (on disk, with a directory) and everything it caused has ended.
 
     ``result()`` waits and returns what a called procedure returned (None for a push), or raises what undid it.
     ``await ticket`` does the same in asyncio. ``duplicate`` says that a push was a repeat and changed nothing, ``original``
@@ -48,7 +48,7 @@ class Ticket(msgspec.Struct, eq=False):
     duplicate: bool = False
     done: bool = False
     error: TidegateError | None = None
-    pending: int = 0
+    pending: int = 1  # accepted, and on disk where there is one
     stopped: bool = False  # it can't go on for now, for the reason in ``error``
     value: Any = None
     look: Callable[[], list[Original]] | None = None
@@ -96,10 +96,20 @@ class Ticket(msgspec.Struct, eq=False):
             self._event.set()
         return self._event
 
-    def finish(self) -> None:
-        """The last execution has finished."""
-        self.done = True
-        self._tell()
+    def expect(self) -> None:
+        """One more thing has to happen before it is done."""
+        self.pending += 1
+
+    def arrive(self, error: TidegateError | None = None, value: Any = None) -> None:
+        """One of those things has happened; the first error that undid one of them is the ticket's."""
+        if error is not None and self.error is None:
+            self.error = error
+        if value is not None:
+            self.value = value
+        self.pending -= 1
+        if not self.pending:
+            self.done = True
+            self._tell()
 
     def stop(self, error: TidegateError) -> None:
         """It can't go on for now: its dataflow is halted, or the engine closed. Whoever waits gets the error."""
@@ -115,7 +125,7 @@ class Ticket(msgspec.Struct, eq=False):
             self._event.clear()
 
     def _tell(self) -> None:
-        """Listeners first: whoever has waited for it finds its callbacks under way."""
+        """Listeners first: by the time a waiter wakes up, the callbacks have been started."""
         if self._listeners is not None:
             with _registering:
                 listeners, self._listeners = self._listeners, None
@@ -123,7 +133,7 @@ class Ticket(msgspec.Struct, eq=False):
                 try:
                     listener(self)
                 except BaseException:  # an event loop that has been closed, for example
-                    log.warning("nobody hears that %s: the one who waited for it is gone", self, exc_info=True)
+                    log.warning("the waiter of %s is gone", self, exc_info=True)
         if self._event is not None:
             self._event.set()
 

@@ -93,7 +93,7 @@ def backfill(
     ``source``: the name under which the engine remembers how far it is (default: ``backfill:`` and the stream).
     ``progress(done, total)`` is called after every chunk.
     """
-    relation = engine.intake.border(stream).relation
+    relation = engine.acceptance.border(stream).relation
     source = source or f"backfill:{stream}"
     with _reading(files):
         frame = read_history(spark, files, relation, order_by, format)

@@ -163,7 +163,7 @@ def border_relation(engine: Engine | Client, stream: str) -> Relation:
         if stream not in borders:
             raise unknown("pipe", "border stream", stream, borders)
         return read_relation(stream, borders[stream]["columns"])
-    return engine.intake.border(stream).relation
+    return engine.acceptance.border(stream).relation
 
 
 # ---- the data source

@@ -308,7 +308,7 @@ def test_sys_exit_in_a_procedure_does_not_end_a_server() -> None:
         with pytest.raises(ServerError, match="SystemExit"):
             await driver.push("sales", [("a", 1)], None, None, None, UNSET)
         with pytest.raises(ServerError, match="SystemExit"):
-            await driver.submit(engine.intake.prepare_call("reset", ("a",), {}))
+            await driver.submit(engine.acceptance.prepare_call("reset", ("a",), {}))
         assert await driver.do(lambda: engine.sequence) == 2
         await driver.close()
 

@@ -32,7 +32,7 @@ SOURCES = (
     "tidegate/storage/database.py", "tidegate/storage/base.py", "tidegate/storage/versions.py",
     "tidegate/storage/generations.py", "tidegate/streams/border.py", "tidegate/directory/log.py",
     "tidegate/engine/merging.py", "tidegate/engine/acceptance.py", "tidegate/engine/engine.py",
-    "tidegate/engine/closing.py", "tidegate/engine/outcomes.py", "tidegate/engine/checkpoint.py",
+    "tidegate/engine/closing.py", "txn/journal.py", "tidegate/engine/checkpoint.py",
     "tidegate/outside/outbox.py", "threading.py", "contextlib.py",
 )  # fmt: skip
 OUTSIDE = (KeyboardInterrupt, MemoryError)

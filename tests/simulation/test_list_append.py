@@ -18,6 +18,7 @@ import pytest
 
 import tidegate
 from tidegate import App
+from tidegate.txn.locks import LowWaterMarks, TwoPhaseLocks, locking_with
 
 LISTS = 4
 Reads = dict[int, dict[int, tuple[int, ...]]]  # transaction -> list -> what it read, before its own append
@@ -124,11 +125,11 @@ def client(engine: tidegate.Engine, number: int, rounds: int) -> None:
                 engine.push("work", [(name, some[:1], some[1:])])
 
 
-@pytest.mark.parametrize("locking", ["low_water_mark", "two_phase"])
+@pytest.mark.parametrize("locks", [LowWaterMarks, TwoPhaseLocks])
 @pytest.mark.usefixtures("restless")
-def test_concurrent_clients_see_a_serial_order(locking):
+def test_concurrent_clients_see_a_serial_order(locks):
     seen = Seen()
-    with tidegate.open(make(seen), executor="threads", workers=4, locking=locking, merge_rows=20) as engine:
+    with locking_with(locks), tidegate.open(make(seen), executor="threads", workers=4, merge_rows=20) as engine:
         clients = [threading.Thread(target=client, args=(engine, number, 60)) for number in range(1, 4)]
         for one in clients:
             one.start()

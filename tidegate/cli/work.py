@@ -95,7 +95,7 @@ def _do(engine: Engine, wires: dict[str, Any], action: dict[str, Any]) -> Tidega
     if "call" in action:
         ticket = engine.submit(action["call"], *action.get("arguments", []), **action.get("named", {}))
     else:
-        engine.intake.border(action["stream"])
+        engine.acceptance.border(action["stream"])
         rows = wires[action["stream"]].read(action.get("rows", []))
         ticket = engine.push(action["stream"], rows, action.get("batch_id"))
     engine.run_until_idle()

@@ -1,48 +1,39 @@
-"""The way in: accepting batches in order, back-pressure, deadlines, and the bulk path."""
+"""The way in: everything that is accepted comes through :meth:`Acceptance.accept`, in order, if there is room for it."""
 
 from __future__ import annotations
 
 import datetime as dt
 import math
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET
 
-from tidegate.dataflows.app import App
 from tidegate.dataflows.validation import not_callable, unknown
-from tidegate.directory.log import Arrival, LoggedCall, as_logged
-from tidegate.engine.feeding import Chunk, Chunks
-from tidegate.errors import BatchError, DataError, Overloaded, TidegateError
+from tidegate.engine.originals import RECOGNISED_BY_OFFSET, originals
+from tidegate.errors import BatchError, CorruptionError, Overloaded, TidegateError
+from tidegate.outside.sources import check_place
 from tidegate.storage.codec import to_json
-from tidegate.storage.halfway import ACCEPTING
-from tidegate.streams.batch import Batch
+from tidegate.storage.halfway import ACCEPTING, RESUMING
 from tidegate.streams.border import Border, Parts
-from tidegate.txn.log.record import to_us
-from tidegate.txn.program import UnitProgram
+from tidegate.txn.entries import Call, Entry, Rows, Work, as_logged, record_of
+from tidegate.txn.log.record import Resumed, to_us
 from tidegate.txn.ticket import Ticket
 
 if TYPE_CHECKING:
     from tidegate.engine.engine import Engine
 
 
-class PreparedCall(NamedTuple):
-    """A call that only has to take its place: the arguments as the procedure gets them, and as they go into the log."""
-
-    name: str
-    program: UnitProgram
-    bound: tuple[tuple[Any, ...], dict[str, Any]]
-    partitions: dict[str, tuple[Any, ...]]
-    written: LoggedCall | None
-
-
-class Intake:
-    """Everything between a client's rows and the executor. Callers of all but ``feed`` hold the turn, and no more."""
+class Acceptance:
+    """Everything between a client's work and the executor. ``push`` and ``call`` take the turn; callers of the rest hold it,
+    and nothing more.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._halfway = engine.database.halfway
-        self._ahead = _prefetch_plan(engine.app)
+        self._announces = engine.runtime.ahead is not None
         awaited = [stream for stream in engine.app.streams.values() if stream.awaited]
         self.awaited = {stream.name for stream in awaited}
         self._shortest_s = min((s.deadline_s for s in awaited if s.deadline_s is not None), default=math.inf)
@@ -66,11 +57,14 @@ class Intake:
         """Raise when no work can be taken; deadlines that have passed are dealt with first."""
         engine = self._engine
         engine.check_open()
-        if engine.durable is not None and not engine.durable.writer.taking:
-            engine.durable.writer.check()
+        if engine.durable is not None:
+            writer = engine.durable.writer
+            if writer.failed is not None or writer.full is not None:
+                writer.check()
         if engine.merger.failed is not None:
             engine.merger.check()
-        self._halfway.check_entry()
+        if self._halfway.entering is not None or self._halfway.through is not None:
+            self._halfway.check_entry()
         if engine.scheduler.live:
             self.tick()
 
@@ -78,97 +72,148 @@ class Intake:
         """New work arrives: is there room for it? An answer that something waits for is always let in."""
         self.check_ready()
         scheduler = self._engine.scheduler
-        if scheduler.idle and not scheduler.incomplete and not self._engine.outbox.subscriptions:
+        if not (scheduler.live or scheduler.parked or scheduler.incomplete or self._engine.outbox.subscriptions):
             return
         if name not in self.awaited or self._unasked(name) >= self._engine.config.capacity:
             self.make_room(name, timeout_s)
 
-    def accept_parts(
-        self, border: Border, parts: Parts, batch_id: int | None, ticket: Ticket, source: str | None, offset: Any
-    ) -> None:
-        """The checked rows of one push, by key; the offset must not survive a crash without all of them.
+    # ---- the one way in
 
-        Parts that the engine numbers are one record in the log. Under an id of their own they are one each, and the offset
-        goes with the last: when the source pushes again, those that are there are recognised by the id.
-        """
-        if batch_id is None or not parts:
-            if parts or source is not None:
-                size = sum(map(len, parts.values()))
-                self.accept(Arrival(border, list(parts.items()), size, None, None, source, offset), ticket)
-            return
-        left = len(parts)
-        for key, part in parts.items():
-            left -= 1
-            self.accept(Arrival(border, [(key, part)], 1, None, batch_id, None if left else source, offset), ticket)
-
-    def accept(self, arrival: Arrival, ticket: Ticket | None) -> None:
-        """The one way in for rows: numbered, logged, and placed in the order. No ticket: nobody waits for them."""
-        engine, border, parts = self._engine, arrival.border, arrival.parts
+    def accept(self, entry: Entry, ticket: Ticket | None) -> None:
+        """Number the entry, log it, and give it its place in the order. No ticket: nobody waits for it."""
         self._halfway.entering = ACCEPTING
-        with engine.lock:
-            now, first = engine.clock.now(), engine.sequence + 1
-            if arrival.batch_id is None:
-                batches = border.accept_all(parts)
-            else:
-                batches = [border.accept(key, rows, arrival.batch_id) for key, rows in parts]
-            engine.sequence += len(batches)
-            if engine.durable is not None:
-                lsn = engine.durable.arrived(first, now, arrival, batches)
-                if ticket is not None:
-                    engine.durable.acknowledge(ticket, lsn)
-            if arrival.source is not None:
-                engine.offsets[arrival.source] = arrival.offset
+        with self._engine.lock:
+            work = self.enter(
+                entry, self._engine.sequence + 1, self._engine.clock.now(), self._engine.executor.together
+            )
+            self._engine.sequence = work.last
+            if self._engine.durable is not None:
+                self._engine.durable.writer.append(record_of(entry, work))
             if ticket is not None:
-                ticket.ids += tuple([batch.id for batch in batches])
-        self.place(first, batches, now, ticket)
-
-    def place(self, first: int, batches: list[Batch], now: dt.datetime, ticket: Ticket | None) -> None:
-        """Batches that are in the log take their places in the order, and what they cause is run or scheduled."""
-        ahead = self._engine.runtime.ahead
-        if ahead is not None and (ticket is None or len(batches) > 1):
-            # windows may be evaluated for all of them at once
-            for batch in batches:
-                ahead.coming(batch.relation.name, batch.key, batch.rows, to_us(now))
-        self._engine.executor.place(first, batches, now, ticket)
+                ticket.ids += tuple([batch.id for batch in work.batches])
+        if self._announces and (ticket is None or len(work.batches) > 1):
+            self.announce(work)
+        self._engine.executor.place(work, ticket)
         self._halfway.entering = None
+
+    def enter(self, entry: Entry, first: int, time: dt.datetime, together: bool) -> Work:
+        """The entry under the numbers from ``first`` on: its batches have their ids, its source its new offset."""
+        if isinstance(entry, Call):
+            return Work(first, first, time, (), entry)
+        if entry.batch_id is None:
+            batches = entry.border.accept_all(entry.parts)
+        else:
+            batches = [entry.border.accept(key, rows, entry.batch_id) for key, rows in entry.parts]
+        if entry.source is not None:
+            self._engine.offsets[entry.source] = entry.offset
+        return Work(first, first + len(batches) - 1, time, batches, None, together)
+
+    def announce(self, work: Work) -> None:
+        """Windows may be evaluated for all of the batches at once."""
+        ahead = self._engine.runtime.ahead
+        assert ahead is not None
+        for batch in work.batches:
+            ahead.coming(batch.relation.name, batch.key, batch.rows, to_us(work.time))
+
+    def acknowledge(self, ticket: Ticket) -> None:
+        """Everything that the ticket stands for is accepted: say so, with a directory when it is on disk."""
+        with self._engine.lock:
+            if self._engine.durable is None:
+                ticket.arrive()
+            else:
+                self._engine.durable.acknowledge(ticket)
+
+    # ---- who brings in work
+
+    def push(
+        self,
+        stream: str,
+        rows: Iterable[Any],
+        batch_id: int | None,
+        timeout_s: float | None,
+        source: str | None,
+        offset: Any,
+        after: Any,
+    ) -> Ticket:
+        """See :meth:`Engine.push`."""
+        engine, border = self._engine, self.border(stream)
+        if source is not None:
+            check_place(source, offset)
+        parts = border.take(rows)
+        with engine.noticing, engine.turn:
+            self.begin(stream, timeout_s)  # may let go of the turn while it waits for room: look at the ids after it
+            ticket = Ticket(engine.teller)
+            if after is not UNSET and self.repeats(stream, source, offset, after):
+                ticket.duplicate, parts, source = True, {}, None
+                ticket.look = lambda: [RECOGNISED_BY_OFFSET]
+            if batch_id is not None:
+                parts = self._fresh(border, parts, batch_id, ticket)
+            elif stream in self.awaited:
+                raise self.unnumbered(stream)
+            for entry in _entries(border, parts, batch_id, source, offset):
+                self.accept(entry, ticket)
+            self.acknowledge(ticket)
+        engine.merger.look()
+        return ticket
+
+    def _fresh(self, border: Border, parts: Parts, batch_id: int, ticket: Ticket) -> Parts:
+        """The parts that are new under this id."""
+        fresh = border.check_ids(parts, batch_id)
+        if len(fresh) < len(parts):
+            ticket.duplicate |= not fresh
+            repeated = [key for key in parts if key not in fresh]
+            ticket.look = partial(originals, self._engine, border.name, repeated, batch_id)
+        self.check_awaited(border, fresh, batch_id)
+        return fresh
 
     def prepare_call(
         self, procedure: str | Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]
-    ) -> PreparedCall:
+    ) -> Call:
         """A call, checked and ready to be logged. Takes no lock: whoever sends a large one keeps nobody else waiting."""
         engine = self._engine
         name = procedure if isinstance(procedure, str) else procedure.__name__
         if name not in engine.graph.oltp:
             raise not_callable(name, engine.app.procedures, engine.graph.oltp)
-        program = engine.runtime.units[name]
-        written: LoggedCall | None = None
+        unit, written = engine.runtime.units[name], None
         if engine.durable is not None:
             written, arguments, named = as_logged(name, arguments, named)
-        bound, partitions = program.members[0].bind_call(arguments, named)
-        return PreparedCall(name, program, bound, partitions, written)
+        return Call(unit, *unit.members[0].bind_call(arguments, named), written)
 
-    def enter_call(self, call: PreparedCall, timeout_s: float | None = None) -> Ticket:
+    def call(self, call: Call, timeout_s: float | None = None) -> Ticket:
         """The call takes its place in the order, having waited ``timeout_s`` seconds at most for room in the queues."""
         engine = self._engine
         with engine.noticing, engine.turn:
-            self.begin(call.name, timeout_s)
+            self.begin(call.unit.name, timeout_s)
             ticket = Ticket(engine.teller)
-            ticket.pending = 1  # not done before it has run
-            self._halfway.entering = ACCEPTING
-            with engine.lock:
-                engine.sequence += 1
-                now = engine.clock.now()
-                if engine.durable is not None and call.written is not None:
-                    lsn = engine.durable.called(engine.sequence, now, call.name, call.written)
-                    engine.durable.acknowledge(ticket, lsn)
-            engine.executor.place_call(engine.sequence, call.program, call.bound, call.partitions, now, ticket)
-            self._halfway.entering = None
-            with engine.lock:
-                ticket.pending -= 1
-                if not ticket.pending:
-                    ticket.finish()
+            self.accept(call, ticket)
+            self.acknowledge(ticket)
         engine.merger.look()
         return ticket
+
+    def resume(self, dataflow: str, logged: Resumed | None = None) -> None:
+        """A halted dataflow goes on, at new positions. ``logged``: those it had when it first did. The caller holds the lock."""
+        engine, scheduler = self._engine, self._engine.scheduler
+        before = {execution: execution.position for execution in scheduler.parked.values()}
+        with self._halfway.step(RESUMING):
+            resumed = scheduler.resume(dataflow, self._next_sequence)
+            record = Resumed(dataflow, [[before[e], e.position] for e in resumed])
+            if engine.durable is not None:
+                engine.durable.append(record)
+            elif logged is not None and record != logged:
+                raise CorruptionError(
+                    f"the log says that resuming {dataflow} moved {logged.moved}, here it moved {record.moved} ([old, new] "
+                    f"positions)"
+                )
+            for execution in resumed:
+                for ticket in execution.context.tickets:
+                    if ticket.stopped:
+                        ticket.resume()
+
+    def _next_sequence(self) -> int:
+        self._engine.sequence += 1
+        return self._engine.sequence
+
+    # ---- may it come in?
 
     def repeats(self, stream: str, source: str | None, offset: Any, after: Any) -> bool:
         """Has the source made this step already? Raises when it stands neither before nor behind it."""
@@ -275,101 +320,19 @@ class Intake:
             fill = {stream.key: execution.key} if stream.key else {}
             border = engine.borders[stream.name]
             rows = border.check_rows([{**row, **fill} for row in stream.default])
-            self.accept(Arrival(border, [(execution.key, rows)], batch_id=execution.batch_id), None)
+            self.accept(Rows(border, [(execution.key, rows)], batch_id=execution.batch_id), None)
         self._due = next_due
 
-    def feed(
-        self,
-        stream: str,
-        rows: Iterable[Any],
-        size: int,
-        source: str | None = None,
-        offset: Any = None,
-        after: Any = UNSET,
-        timeout_s: float | None = None,
-    ) -> int:
-        """See :meth:`Engine.feed`. ``timeout_s``: how long rows of a source wait for room."""
-        engine = self._engine
-        border = self.border(stream)
-        if type(size) is not int or size < 1:
-            raise TidegateError(
-                f"feed({stream!r}, …): size is a positive whole number of rows, got {size!r}", stream=stream
-            )
-        if isinstance(rows, (str, Mapping)) or not isinstance(rows, Iterable):
-            raise DataError(
-                f"feed({stream!r}, rows) takes rows to iterate over, got {type(rows).__name__}", relation=stream
-            )
-        if source is not None:
-            with engine.noticing:
-                return self._feed_whole(border, border.check_rows(rows), size, source, offset, after, timeout_s)
-        fed = batches = 0
-        for chunk in Chunks(engine, border, rows, size):
-            with engine.noticing:
-                batches += self._feed_chunk(border, chunk, size)
-            fed += len(chunk.rows)
-            if chunk.refused is not None:
-                chunk.refused.fed = fed  # type: ignore[attr-defined]
-                raise chunk.refused
-        if engine.durable is not None:
-            engine.durable.sync()
-        return batches
 
-    def _feed_whole(
-        self,
-        border: Border,
-        rows: tuple[Any, ...],
-        size: int,
-        source: str,
-        offset: Any,
-        after: Any,
-        timeout_s: float | None,
-    ) -> int:
-        """Rows of a source: all of them and its offset are one record in the log, so that no crash can part them."""
-        engine = self._engine
-        self.prefetch(border.name, rows)
-        parts = [p for i in range(0, len(rows), size) for p in border.split(rows[i : i + size]).items()]
-        with engine.turn:
-            self.begin(border.name, timeout_s)
-            repeated = after is not UNSET and self.repeats(border.name, source, offset, after)
-            if repeated:
-                parts = []
-            else:
-                self.accept(Arrival(border, parts, size, rows, None, source, offset), None)
-        engine.merger.look()
-        if engine.durable is not None:
-            engine.durable.sync()
-        return len(parts)
+def _entries(border: Border, parts: Parts, batch_id: int | None, source: str | None, offset: Any) -> list[Rows]:
+    """The rows of one push, by key; the offset must not survive a crash without all of them.
 
-    def _feed_chunk(self, border: Border, chunk: Chunk, size: int) -> int:
-        engine = self._engine
-        rows, parts = chunk.rows, chunk.parts
-        self.prefetch(border.name, rows)
-        with engine.turn:
-            self.check_ready()
-            if engine.scheduler.idle and engine.executor.inline_plan(border.name) is not None:
-                if engine.outbox.subscriptions:
-                    self.make_room(border.name, None)
-                self.accept(Arrival(border, parts, size, rows), None)
-            else:
-                for key, part in parts:
-                    self.make_room(border.name, None)
-                    self.accept(Arrival(border, [(key, part)]), None)
-        engine.merger.look()
-        return len(parts)
-
-    def prefetch(self, stream: str, rows: Iterable[Any]) -> None:
-        """Bring the rows that these rows of a border stream name into memory, one query per table."""
-        for table, place in self._ahead.get(stream, ()):
-            self._engine.database.prefetch(table, {row[place] for row in rows})
-
-
-def _prefetch_plan(app: App) -> dict[str, list[tuple[str, int]]]:
-    """For each border stream: the tables whose rows its batches name, and the column that does."""
-    plan: dict[str, list[tuple[str, int]]] = {}
-    for procedure in app.procedures.values():
-        for table, column in procedure.prefetch.items():
-            for stream in procedure.inputs:
-                relation = app.streams[stream].relation
-                if column in relation.index_of and app.streams[stream].border:
-                    plan.setdefault(stream, []).append((table, relation.index_of[column]))
-    return plan
+    Parts that the engine numbers are one entry. Under an id of their own they are one each, and the offset goes with the
+    last: when the source pushes again, those that are there are recognised by the id.
+    """
+    if batch_id is not None and parts:
+        *others, last = (Rows(border, [part], 1, None, batch_id) for part in parts.items())
+        return [*others, last._replace(source=source, offset=offset)]
+    if not parts and source is None:
+        return []
+    return [Rows(border, list(parts.items()), sum(map(len, parts.values())), None, None, source, offset)]

@@ -72,9 +72,9 @@ class Batcher:
         self.source = source
         self.batches = 0  # pushed so far
         self._engine = engine
-        self._border = engine.intake.border(stream)
-        if stream in engine.intake.awaited:
-            raise engine.intake.unnumbered(stream)
+        self._border = engine.acceptance.border(stream)
+        if stream in engine.acceptance.awaited:
+            raise engine.acceptance.unnumbered(stream)
         if count is None and interval is None and delay is None:
             raise DeclarationError(
                 f"batcher({stream!r}): say when a batch is complete: count=1000, interval='1s' (with on=), delay='50ms', "

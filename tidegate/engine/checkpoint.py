@@ -14,7 +14,6 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from tidegate.dataflows.app import App
-from tidegate.engine.outcomes import Abort, DeadLetter
 from tidegate.errors import RecoveryRefused, TidegateError
 from tidegate.storage.codec import from_json, to_json, widened
 from tidegate.storage.schema import TableSchema
@@ -22,7 +21,9 @@ from tidegate.streams.batch import Batch
 from tidegate.streams.border import Sequence
 from tidegate.streams.windows.declare.declared import Declared
 from tidegate.txn.context import Context
+from tidegate.txn.entries import Call
 from tidegate.txn.execution import Execution
+from tidegate.txn.journal import Abort, DeadLetter
 from tidegate.txn.log.reader import OLDER
 from tidegate.txn.positions import sequence_of
 from tidegate.txn.ticket import Ticket
@@ -92,8 +93,8 @@ def _unfinished(engine: Engine) -> dict[str, Any]:
             {
                 "procedure": e.unit.name,
                 "position": e.position,
-                "arguments": to_json(e.context.arguments[0]),
-                "named": {name: to_json(value) for name, value in e.context.arguments[1].items()},
+                "arguments": to_json(e.context.call.arguments[0]),
+                "named": {name: to_json(value) for name, value in e.context.call.arguments[1].items()},
                 "time": e.context.time.isoformat(),
             }
             for e in scheduler.waiting()
@@ -236,9 +237,8 @@ def _restore_unfinished(engine: Engine, saved: Mapping[str, Any]) -> None:
                 e.get("entry", sequence_of(e["position"])),
                 e["started"],
             )
-            ticket = Ticket(engine.teller)
-            ticket.pending = 1
-            execution.context = Context(engine.runtime.units[e["unit"]], dt.datetime.fromisoformat(e["time"]), ticket)
+            unit, time = engine.runtime.units[e["unit"]], dt.datetime.fromisoformat(e["time"])
+            execution.context = Context(unit, time, Ticket(engine.teller))
             readmitted.append(execution)
         for unit, key, batch_id, arrived, inputs in saved["partial"]:
             scheduler.restore_partial(
@@ -253,11 +253,9 @@ def _restore_unfinished(engine: Engine, saved: Mapping[str, Any]) -> None:
 def _readmitted_call(engine: Engine, call: Mapping[str, Any]) -> Execution:
     unit = engine.runtime.units[call["procedure"]]
     named = {name: from_json(value) for name, value in call["named"].items()}
-    bound, partitions = unit.members[0].bind_call(from_json(call["arguments"]), named)
-    execution = engine.scheduler.readmit_call(unit.unit, call["position"], partitions)
-    ticket = Ticket(engine.teller)
-    ticket.pending = 1
-    execution.context = Context(unit, dt.datetime.fromisoformat(call["time"]), ticket, bound, partitions)
+    again = Call(unit, *unit.members[0].bind_call(from_json(call["arguments"]), named))
+    execution = engine.scheduler.readmit_call(unit.unit, call["position"], again.partitions)
+    execution.context = Context(unit, dt.datetime.fromisoformat(call["time"]), Ticket(engine.teller), again)
     return execution
 
 

@@ -6,7 +6,6 @@ import datetime as dt
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -20,15 +19,15 @@ from tidegate.dataflows.app import App
 from tidegate.dataflows.validation import unknown
 from tidegate.directory.backup import backup_engine
 from tidegate.directory.layout import Directory
-from tidegate.directory.log import Durability, Opened
+from tidegate.directory.log import DurableLog
+from tidegate.directory.survey import Survey, repair
 from tidegate.engine import closing
-from tidegate.engine.acceptance import Intake
+from tidegate.engine.acceptance import Acceptance
 from tidegate.engine.batcher import Batcher
 from tidegate.engine.checkpoint import check_schemas, restore
+from tidegate.engine.feeding import Feeding
 from tidegate.engine.merging import Merger
 from tidegate.engine.opening import Progress, begin_log, keep_a_generation, recover
-from tidegate.engine.originals import RECOGNISED_BY_OFFSET, originals
-from tidegate.engine.outcomes import Journal
 from tidegate.engine.punctuation import punctuation_rows
 from tidegate.engine.queries import Queries
 from tidegate.engine.result import Result
@@ -42,7 +41,6 @@ from tidegate.outside.outbox import DurableSubscription, Outbox
 from tidegate.outside.sources import Source, check_place
 from tidegate.outside.subscription import Subscription
 from tidegate.storage.database import Database
-from tidegate.storage.halfway import RESUMING
 from tidegate.streams.border import Border
 from tidegate.streams.windows.declare.durations import Duration
 from tidegate.streams.windows.evaluate.backends import Evaluation, start
@@ -50,8 +48,7 @@ from tidegate.streams.windows.evaluate.plan import Plan
 from tidegate.txn.executors.base import Executor
 from tidegate.txn.executors.serial import SerialExecutor
 from tidegate.txn.executors.threads import ThreadExecutor
-from tidegate.txn.locks import LowWaterMarks, TwoPhaseLocks
-from tidegate.txn.log.record import Resumed
+from tidegate.txn.journal import Journal
 from tidegate.txn.repeating import Report
 from tidegate.txn.runtime import Runtime
 from tidegate.txn.scheduler import Scheduler
@@ -121,7 +118,7 @@ class Engine:
         self.batchers: set[Batcher] = set()
         self.ingestions: dict[str, Ingestion] = {}
         self.recovery = Report()
-        self.durable: Durability | None = None
+        self.durable: DurableLog | None = None
         self.lock = reentrant(Rank.ENGINE)
         self.ending = threading.Lock()  # of whoever closes it
         self.noticing = closing.Noticing(self)
@@ -139,46 +136,51 @@ class Engine:
         """Restore what is on disk, replay the log since, and begin to work."""
         meta: Mapping[str, Any] = {}
         notes: list[str] = []
-        opened = None if self.directory is None else Opened(self.directory)
-        if self.directory is not None and opened is not None:
-            meta, notes = self.directory.sound_base(opened.identity, opened.merges, opened.oldest, opened.end)
+        survey = None if self.directory is None else Survey(self.directory.files)
+        if self.directory is not None and survey is not None:
+            repair(self.directory.files, survey)
+            meta, notes = self.directory.sound_base(survey.identity, survey.merges, survey.oldest, survey.end)
             check_schemas(self.app, meta)
-            opened.check(meta)
+            survey.check(meta)
         self.database = self._open_database(None if self.directory is None else self.directory.base)
         self.halfway = self.database.halfway
         config = self.config
         evaluation = Evaluation(config.backend, config.spark, config.look_ahead, config.executor != "manual")
         self.runtime = Runtime(self.app, self.graph, self.database, evaluation)
         start([plan for program in self.runtime.programs.values() for plan in program.plans.values()])
-        locks = LowWaterMarks() if self.config.locking == "low_water_mark" else TwoPhaseLocks()
-        self.scheduler = Scheduler(self.graph, locks)
+        self.scheduler = Scheduler(self.graph)
+        self.parts = (
+            self.runtime,
+            self.scheduler,
+            self.journal,
+            self.clock,
+            self.lock,
+        )  # what every executor works with
         self.outbox = Outbox(self)
-        self.intake = Intake(self)
+        self.acceptance = Acceptance(self)
+        self.feeding = Feeding(self)
         self.queries = Queries(self)
-        self.executor: Executor = SerialExecutor(self.runtime, self.scheduler, self.journal, self.clock, self.lock)
-        self.turn = self.executor.turn  # held by whoever brings in work, see Executor
-        if opened is not None:
+        if survey is not None:
             restore(self, meta)
-            self.recovery = recover(self, opened, meta, notes, accept_changed, progress)
-            self.durable = self.journal.log = begin_log(self, opened, max(opened.merges, int(meta.get("merge", 0))))
+            self.recovery = recover(self, survey, meta, notes, accept_changed, progress)
+            self.durable = self.journal.log = begin_log(self, survey, max(survey.merges, int(meta.get("merge", 0))))
         self.database.concurrent = self.config.executor == "threads" or self.directory is not None
-        self.executor = self._make_executor()
-        self.turn = self.executor.turn
+        self.executor: Executor = self._make_executor()
+        self.turn = self.executor.turn  # held by whoever brings in work, see Executor
         self.merger: Merger = Merger(self)
         if self.config.tune_process:
             self.untune = tuning.tune()
         self.executor.wake()
-        if opened is not None:
-            keep_a_generation(self, opened)
+        if survey is not None:
+            keep_a_generation(self, survey)
 
     def _open_database(self, path: Path | None) -> Database:
         return Database(self.app.tables.values(), path, self.config.cached_rows)
 
     def _make_executor(self) -> Executor:
-        parts = (self.runtime, self.scheduler, self.journal, self.clock, self.lock)
         if self.config.executor == "threads":
-            return ThreadExecutor(*parts, workers=self.config.workers, tick=self.intake.tick)
-        return SerialExecutor(*parts) if self.config.executor == "serial" else Executor(*parts)
+            return ThreadExecutor(*self.parts, workers=self.config.workers, tick=self.acceptance.tick)
+        return SerialExecutor(*self.parts) if self.config.executor == "serial" else Executor(*self.parts)
 
     # ---- work in
 
@@ -205,37 +207,7 @@ class Engine:
         ``offset`` already, the push is a repeat that changes nothing; anywhere else, it is refused: someone else feeds as
         this source.
         """
-        intake = self.intake
-        border = intake.border(stream)
-        if source is not None:
-            check_place(source, offset)
-        parts = border.split(border.check_rows(rows))
-        with self.noticing, self.turn:
-            intake.begin(stream, timeout_s)  # may let go of the turn while it waits for room: look at the ids after it
-            ticket = Ticket(self.teller)
-            if after is not UNSET and intake.repeats(stream, source, offset, after):
-                ticket.duplicate, parts, source = True, {}, None
-                ticket.look = lambda: [RECOGNISED_BY_OFFSET]
-            if batch_id is None:
-                if stream in intake.awaited:
-                    raise intake.unnumbered(stream)
-            else:
-                fresh = border.check_ids(parts, batch_id)
-                if len(fresh) < len(parts):
-                    ticket.duplicate |= not fresh
-                    ticket.look = partial(originals, self, stream, [key for key in parts if key not in fresh], batch_id)
-                    parts = fresh
-                intake.check_awaited(border, parts, batch_id)
-            ticket.pending = 1  # not done before the last key is in
-            intake.accept_parts(border, parts, batch_id, ticket, source, offset)
-            with self.lock:
-                if ticket.duplicate and self.durable is not None:
-                    self.durable.acknowledge(ticket, self.durable.writer.appended)
-                ticket.pending -= 1
-                if not ticket.pending:
-                    ticket.finish()
-        self.merger.look()
-        return ticket
+        return self.acceptance.push(stream, rows, batch_id, timeout_s, source, offset, after)
 
     def position(self, source: str) -> Any:
         """The offset that was pushed last for ``source``; None when there is none. A source goes on from there."""
@@ -250,7 +222,7 @@ class Engine:
         ``source``, ``offset``, ``after``: as in :meth:`push`; all rows are then accepted, with the offset, or none.
         """
         check_place(**place)
-        return self.intake.feed(stream, rows, size, **place)
+        return self.feeding.feed(stream, rows, size, **place)
 
     def batcher(
         self,
@@ -304,7 +276,7 @@ class Engine:
 
     def submit(self, procedure: str | Callable[..., Any], *arguments: Any, **named: Any) -> Ticket:
         """Call an OLTP procedure without waiting for it."""
-        return self.intake.enter_call(self.intake.prepare_call(procedure, arguments, named))
+        return self.acceptance.call(self.acceptance.prepare_call(procedure, arguments, named))
 
     def wait(self, ticket: Ticket, timeout_s: float | None = None) -> None:
         """Return when the ticket is done (and on disk), or raise StillWaiting with what it waits for."""
@@ -336,7 +308,7 @@ class Engine:
     def step(self) -> bool:
         """Run one execution that may run now; False when there is none. For executor="manual"."""
         with self.turn:
-            self.intake.check_ready()
+            self.acceptance.check_ready()
         with self.noticing:
             ran = self.executor.step()
         self.merger.look()
@@ -356,7 +328,7 @@ class Engine:
         """
         with self.noticing, self.turn:
             self.check_open()
-            self.intake.tick()
+            self.acceptance.tick()
         for batcher in tuple(self.batchers):
             batcher.tick()
 
@@ -369,21 +341,9 @@ class Engine:
             for name in names:
                 if name not in self.scheduler.halted:
                     raise unknown("resume", "halted dataflow", name, self.scheduler.halted)
-                before = {execution: execution.position for execution in self.scheduler.parked.values()}
-                with self.halfway.step(RESUMING):
-                    resumed = self.scheduler.resume(name, self._next_sequence)
-                    if self.durable is not None:
-                        self.durable.append(Resumed(name, [[before[e], e.position] for e in resumed]))
-                    for execution in resumed:
-                        for ticket in execution.context.tickets:
-                            if ticket.stopped:
-                                ticket.resume()
+                self.acceptance.resume(name)
         with self.noticing:
             self.executor.wake()
-
-    def _next_sequence(self) -> int:
-        self.sequence += 1
-        return self.sequence
 
     # ---- looking
 

@@ -1,4 +1,4 @@
-"""What ``feed`` reads: checked rows, a chunk at a time.
+"""Feeding: many rows, a chunk at a time.
 
 Where windows are evaluated ahead of their batches, the chunk after the one that runs has been read and announced before, so
 that whoever evaluates them has work while the transactions of a chunk end and the next one is read::
@@ -10,19 +10,127 @@ that whoever evaluates them has work while the transactions of a chunk end and t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from tidegate.errors import DataError
+from msgspec import UNSET
+
+from tidegate.dataflows.app import App
+from tidegate.errors import DataError, TidegateError
 from tidegate.streams.border import Border
+from tidegate.txn.entries import Rows
 
 if TYPE_CHECKING:
     from tidegate.engine.engine import Engine
 
 FEED_AHEAD = 250  # rows read ahead by feed(), whose keys are fetched together
 LOOK_AHEAD = 100_000  # rows in a chunk at most, where windows are evaluated ahead of their batches
+
+
+class Feeding:
+    """The bulk way in. ``feed`` takes the turn for each chunk."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._named = _prefetch_plan(engine.app)
+
+    def feed(
+        self,
+        stream: str,
+        rows: Iterable[Any],
+        size: int,
+        source: str | None = None,
+        offset: Any = None,
+        after: Any = UNSET,
+        timeout_s: float | None = None,
+    ) -> int:
+        """See :meth:`Engine.feed`. ``timeout_s``: how long rows of a source wait for room."""
+        engine = self._engine
+        border = engine.acceptance.border(stream)
+        if type(size) is not int or size < 1:
+            raise TidegateError(
+                f"feed({stream!r}, …): size is a positive whole number of rows, got {size!r}", stream=stream
+            )
+        if isinstance(rows, (str, Mapping)) or not isinstance(rows, Iterable):
+            raise DataError(
+                f"feed({stream!r}, rows) takes rows to iterate over, got {type(rows).__name__}", relation=stream
+            )
+        if source is not None:
+            with engine.noticing:
+                return self._whole(border, border.check_rows(rows), size, source, offset, after, timeout_s)
+        fed = batches = 0
+        for chunk in Chunks(engine, border, rows, size):
+            with engine.noticing:
+                batches += self._chunk(border, chunk, size)
+            fed += len(chunk.rows)
+            if chunk.refused is not None:
+                chunk.refused.fed = fed  # type: ignore[attr-defined]
+                raise chunk.refused
+        if engine.durable is not None:
+            engine.durable.sync()
+        return batches
+
+    def _whole(
+        self,
+        border: Border,
+        rows: tuple[Any, ...],
+        size: int,
+        source: str,
+        offset: Any,
+        after: Any,
+        timeout_s: float | None,
+    ) -> int:
+        """Rows of a source: all of them and its offset are one record in the log, so that no crash can part them."""
+        engine, acceptance = self._engine, self._engine.acceptance
+        self.prefetch(border.name, rows)
+        parts = [p for i in range(0, len(rows), size) for p in border.split(rows[i : i + size]).items()]
+        with engine.turn:
+            acceptance.begin(border.name, timeout_s)
+            repeated = after is not UNSET and acceptance.repeats(border.name, source, offset, after)
+            if repeated:
+                parts = []
+            else:
+                acceptance.accept(Rows(border, parts, size, rows, None, source, offset), None)
+        engine.merger.look()
+        if engine.durable is not None:
+            engine.durable.sync()
+        return len(parts)
+
+    def _chunk(self, border: Border, chunk: Chunk, size: int) -> int:
+        engine, acceptance = self._engine, self._engine.acceptance
+        rows, parts = chunk.rows, chunk.parts
+        self.prefetch(border.name, rows)
+        with engine.turn:
+            acceptance.check_ready()
+            if engine.scheduler.idle and engine.executor.inline_plan(border.name) is not None:
+                if engine.outbox.subscriptions:
+                    acceptance.make_room(border.name, None)
+                acceptance.accept(Rows(border, parts, size, rows), None)
+            else:
+                for key, part in parts:
+                    acceptance.make_room(border.name, None)
+                    acceptance.accept(Rows(border, [(key, part)]), None)
+        engine.merger.look()
+        return len(parts)
+
+    def prefetch(self, stream: str, rows: Iterable[Any]) -> None:
+        """Bring the rows that these rows of a border stream name into memory, one query per table."""
+        for table, place in self._named.get(stream, ()):
+            self._engine.database.prefetch(table, {row[place] for row in rows})
+
+
+def _prefetch_plan(app: App) -> dict[str, list[tuple[str, int]]]:
+    """For each border stream: the tables whose rows its batches name, and the column that does."""
+    plan: dict[str, list[tuple[str, int]]] = {}
+    for procedure in app.procedures.values():
+        for table, column in procedure.prefetch.items():
+            for stream in procedure.inputs:
+                relation = app.streams[stream].relation
+                if column in relation.index_of and app.streams[stream].border:
+                    plan.setdefault(stream, []).append((table, relation.index_of[column]))
+    return plan
 
 
 @dataclass(eq=False, slots=True)

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import gc
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from tidegate.directory.log import Durability, Opened, check_segment
+from tidegate.directory.compatibility import check_segment
+from tidegate.directory.log import DurableLog
+from tidegate.directory.survey import Survey
 from tidegate.errors import CorruptionError, LogFailed
-from tidegate.storage.codec import RowCodec, from_json
-from tidegate.streams.batch import Batch
+from tidegate.storage.codec import RowCodec
 from tidegate.tuning import Turns
-from tidegate.txn.executors.serial import SerialExecutor
+from tidegate.txn.entries import Entries, Rows, Work
+from tidegate.txn.executors.replay import ReplayExecutor
 from tidegate.txn.log.reader import LogReader
-from tidegate.txn.log.record import Delivered, Fed, Pushed, RawFed, Subscribed, from_us
-from tidegate.txn.recovery import Parts, Replay
+from tidegate.txn.log.record import Any_, Called, Delivered, Executed, Fed, Pushed, Resumed, Subscribed, from_us
 from tidegate.txn.repeating import Report
 
 if TYPE_CHECKING:
@@ -28,96 +29,125 @@ log = logging.getLogger("tidegate")
 Progress = Callable[[int, int], None]  # bytes of the log replayed, bytes in all
 
 
-class Target:
-    """The engine as a replay sees it."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self.borders = engine.borders
-        self.scheduler = engine.scheduler
-        self.runtime = engine.runtime
-        self.offsets = engine.offsets
-        relations = [*engine.app.tables.values(), *(s.relation for s in engine.app.streams.values())]
-        self.codecs = {relation.name: RowCodec(relation) for relation in relations}
-
-    @property
-    def sequence(self) -> int:
-        return self._engine.sequence
-
-    @sequence.setter
-    def sequence(self, sequence: int) -> None:
-        self._engine.sequence = sequence
-
-    def parts(self, record: Fed) -> Parts:
-        if record.source is not None:
-            self.offsets[record.source] = from_json(record.offset)
-        codec = self.codecs[record.stream]
-        rows = codec.read(record.rows) if isinstance(record, RawFed) else codec.unpack(record.rows)
-        self._engine.intake.prefetch(record.stream, rows)
-        return self.borders[record.stream].split_into(rows, record.size)
-
-    def reaccept_parts(self, record: Fed, parts: Parts) -> Iterator[tuple[int, Batch, dt.datetime]]:
-        border, time = self.borders[record.stream], from_us(record.time_us)
-        for sequence, (key, rows) in enumerate(parts, start=record.sequence):
-            yield sequence, border.accept(key, rows), time
-
-    def rerun_parts(self, record: Fed, parts: Parts) -> None:
-        batches = self.borders[record.stream].accept_all(parts)
-        self._engine.intake.place(record.sequence, batches, from_us(record.time_us), None)
-
-    def reaccept(self, record: Pushed) -> tuple[int, Batch, dt.datetime]:
-        border = self.borders[record.stream]
-        rows = self.codecs[record.stream].unpack(record.rows)
-        if record.source is not None:
-            self.offsets[record.source] = from_json(record.offset)
-        ((key, part),) = border.split(rows).items()
-        batch: Batch = border.accept(key, part, record.batch_id if record.explicit else None)
-        if batch.id != record.batch_id:
-            raise CorruptionError(
-                f"replay numbers a batch of {record.stream} {batch.id}, the log says {record.batch_id}; the base does not "
-                f"belong to this log"
-            )
-        return record.sequence, batch, from_us(record.time_us)
-
-    def apply_delivered(self, record: Delivered) -> None:
-        self._engine.outbox.apply_delivered(record)
-
-    def apply_subscribed(self, record: Subscribed) -> None:
-        self._engine.outbox.apply_subscribed(record)
-
-
 def recover(
-    engine: Engine, opened: Opened, meta: Mapping[str, Any], notes: list[str], accept_changed: bool, progress: Progress
+    engine: Engine, survey: Survey, meta: Mapping[str, Any], notes: list[str], accept_changed: bool, progress: Progress
 ) -> Report:
     """Replay the log from the LSN of the base, of which ``meta`` tells, to its end."""
     assert engine.directory is not None
     start = int(meta.get("lsn", 0))
-    files = engine.directory.files
     began = engine.clock.monotonic()
-    if opened.cut is not None:
-        notes.append(f"cut a torn tail of {opened.cut.size} bytes off {opened.cut.file} (never acknowledged)")
-    for segment, last in opened.segments:
+    if survey.cut is not None:
+        notes.append(f"cut a torn tail of {survey.cut.size} bytes off {survey.cut.file} (never acknowledged)")
+    for segment, last in survey.segments:
         if last >= start:
             check_segment(engine.app, segment, accept_changed)
-    assert isinstance(engine.executor, SerialExecutor)
-    replay = Replay(Target(engine), engine.executor, engine.app.recovery)
-    for entry in opened.outcomes:
+    relations = [*engine.app.tables.values(), *(s.relation for s in engine.app.streams.values())]
+    codecs = {relation.name: RowCodec(relation) for relation in relations}
+    engine.executor = executor = ReplayExecutor(*engine.parts, engine.app.recovery, codecs)
+    for entry in survey.outcomes:
         if entry.lsn >= start:
-            replay.look_ahead(entry.record)
-    engine.journal.log = replay.outcomes
-    reader = LogReader(files, start)
-    records = reader.records(meta.get("chain", 0), lambda lsn: progress(max(lsn - start, 0), opened.end - start))
+            executor.look_ahead(entry.record)
+    engine.journal.log = executor.outcomes
+    reader = LogReader(engine.directory.files, start)
+    records = reader.records(meta.get("chain", 0), lambda lsn: progress(max(lsn - start, 0), survey.end - start))
     with _few_collections():
-        report = replay.run(records)
+        report = Replay(engine, executor, Entries(engine.borders, engine.runtime.units, codecs)).run(records)
     if report.records:
-        progress(opened.end - start, opened.end - start)
+        progress(survey.end - start, survey.end - start)
     engine.journal.log = None
-    report.unlogged = list(replay.unlogged.to_log(engine.scheduler))
+    report.unlogged = list(executor.unlogged.to_log(engine.scheduler))
     report.notes = notes
     report.seconds = engine.clock.monotonic() - began
     if report.records or notes:
         log.info("%s: %s", engine.directory.path, report)
     return report
+
+
+class Replay:
+    """The log, accepted again: the same entries, under the same numbers and times, on the same way as when they first came.
+
+    That is why doing it twice is safe: starting from the same base and the same LSN it ends in the same state, and nothing
+    it does is visible outside before it is done.
+    """
+
+    def __init__(self, engine: Engine, executor: ReplayExecutor, entries: Entries) -> None:
+        self._engine = engine
+        self._executor = executor
+        self._entries = entries
+        self._early: dict[int, Work] = {}  # of records that were read ahead
+        self._replayed = Report()
+
+    def run(self, records: Iterable[Any_]) -> Report:
+        """Apply ``records``."""
+        executor, tape = self._executor, self._executor.tape
+        executor.placed = self._engine.sequence
+        tape.insert(records if self._engine.runtime.ahead is None else self._read_ahead(records))
+        if tape.next is not None:
+            executor.run_ready()  # the base may hold work that had not run when it was saved
+        while tape.next is not None:
+            self._apply(tape.take())
+            executor.admit_due()
+        self._engine.sequence = executor.placed
+        self._count("batches", executor.batches)
+        self._count("executions", executor.executions)
+        return self._replayed
+
+    def _count(self, what: str, number: int = 1) -> None:
+        if number:
+            self._replayed.replayed[what] = self._replayed.replayed.get(what, 0) + number
+
+    def _apply(self, record: Any) -> None:
+        engine, executor = self._engine, self._executor
+        match record:
+            case Executed():
+                executor.ended_as(record)
+            case Pushed() | Fed() | Called():
+                self._count("calls", isinstance(record, Called))
+                work = self._early.pop(id(record)) if id(record) in self._early else self._accepted(record)
+                executor.place(work, None)
+            case Resumed():
+                with engine.lock:
+                    engine.sequence = executor.placed
+                    engine.acceptance.resume(record.dataflow, record)
+                    executor.placed = engine.sequence
+                executor.run_ready()
+            case Delivered():
+                engine.outbox.apply_delivered(record)
+            case Subscribed():
+                engine.outbox.apply_subscribed(record)
+
+    def _accepted(self, record: Pushed | Fed | Called) -> Work:
+        """The entry of a record, accepted again."""
+        engine, entry = self._engine, self._entries.read(record)
+        if isinstance(record, Fed) and isinstance(entry, Rows):
+            engine.feeding.prefetch(record.stream, entry.rows or ())
+        together = isinstance(record, Fed) and record.together
+        work = engine.acceptance.enter(entry, record.sequence, from_us(record.time_us), together)
+        if isinstance(record, Pushed) and work.batches[0].id != record.batch_id:
+            raise CorruptionError(
+                f"replay numbers a batch of {record.stream} {work.batches[0].id}, the log says {record.batch_id}; the base does "
+                f"not belong to this log"
+            )
+        return work
+
+    def _read_ahead(self, records: Iterable[Any_]) -> Iterator[Any_]:
+        """The records, read so far ahead that windows can be evaluated for the batches of many of them at once.
+
+        Batches are accepted as they are read: the order on each stream is that of the log all the same.
+        """
+        ahead = self._engine.runtime.ahead
+        assert ahead is not None
+        waiting: deque[Any_] = deque()
+        wanted = 1
+        for record in records:
+            waiting.append(record)
+            if isinstance(record, (Pushed, Fed)) and ahead.wanted(record.stream):
+                wanted = ahead.wanted(record.stream)
+                work = self._early[id(record)] = self._accepted(record)
+                self._engine.acceptance.announce(work)
+            while len(waiting) > wanted:
+                yield waiting.popleft()
+        yield from waiting
 
 
 @contextmanager
@@ -134,7 +164,7 @@ def _few_collections() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-def begin_log(engine: Engine, opened: Opened, merges: int) -> Durability:
+def begin_log(engine: Engine, survey: Survey, merges: int) -> DurableLog:
     """From now on everything accepted is logged."""
     assert engine.directory is not None
 
@@ -142,11 +172,11 @@ def begin_log(engine: Engine, opened: Opened, merges: int) -> Durability:
         engine.executor.stop_waiting(lambda execution: error)
         engine.executor.ended.notify_all()
 
-    durable = Durability(
+    durable = DurableLog(
         engine.app,
         engine.config,
         engine.directory,
-        opened,
+        survey,
         merges,
         engine.lock,
         stop,
@@ -159,11 +189,11 @@ def begin_log(engine: Engine, opened: Opened, merges: int) -> Durability:
     return durable
 
 
-def keep_a_generation(engine: Engine, opened: Opened) -> None:
+def keep_a_generation(engine: Engine, survey: Survey) -> None:
     """The mode has changed since the log was written: keep a copy of the base now, so that a damaged one can be rebuilt from
     it. The log before it can't be replayed together with what comes.
     """
     assert engine.directory is not None
     newest = max((generation.lsn for generation in engine.directory.generations()), default=0)
-    if any(segment.mode != engine.app.recovery and last >= newest for segment, last in opened.segments):
+    if any(segment.mode != engine.app.recovery and last >= newest for segment, last in survey.segments):
         engine.merger.merge(generation=True)

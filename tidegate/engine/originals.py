@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from tidegate.dataflows.graph import Unit
-from tidegate.engine.outcomes import KEPT_ABORTS
 from tidegate.errors import text_of
 from tidegate.txn.execution import READY, Execution, State
+from tidegate.txn.journal import KEPT_ABORTS
 from tidegate.txn.ticket import Original
 
 if TYPE_CHECKING:

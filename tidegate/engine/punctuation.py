@@ -16,7 +16,7 @@ def punctuation_rows(
     engine: Engine, stream: str, at: Any, key: Any, source: Any, values: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
     """The rows that tell every window over ``stream`` that no row before ``at`` will follow. The caller holds the lock."""
-    border = engine.intake.border(stream)
+    border = engine.acceptance.border(stream)
     windows = _windows(engine, stream)
     fixed = dict(values)
     for spec in windows.values():

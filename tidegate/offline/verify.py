@@ -23,8 +23,8 @@ from typing import Any
 from tidegate.clock import SystemClock
 from tidegate.config import Config
 from tidegate.dataflows.app import App
+from tidegate.directory.compatibility import code_hashes
 from tidegate.directory.layout import Directory
-from tidegate.directory.log import code_hashes
 from tidegate.engine.engine import Engine
 from tidegate.engine.opening import Progress
 from tidegate.errors import RecoveryRefused, TidegateError

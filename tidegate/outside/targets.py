@@ -35,7 +35,7 @@ class Embedded:
         self.position = engine.position
 
     def relation(self, stream: str) -> Relation:
-        return self._engine.intake.border(stream).relation
+        return self._engine.acceptance.border(stream).relation
 
     def has(self, stream: str) -> bool:
         return stream in self._engine.borders

@@ -10,6 +10,7 @@ from tidegate.storage.database import Database
 from tidegate.streams.batch import Batch
 from tidegate.streams.border import Border
 from tidegate.testing.history import Entry, History
+from tidegate.txn.entries import Call
 from tidegate.txn.log.record import Called, Fed, Pushed, Record, Resumed, from_us
 from tidegate.txn.positions import rank_of, sequence_of
 from tidegate.txn.runtime import Runtime
@@ -73,8 +74,8 @@ class _Accepted:
     def _call(self, record: Called) -> Entry:
         unit = self._runtime.units[record.procedure]
         named = {name: from_json(value) for name, value in record.named.items()}
-        bound, partitions = unit.members[0].bind_call(from_json(record.arguments), named)
-        return Entry(record.sequence, from_us(record.time_us), Ticket(_TELLER), call=(unit, bound, partitions))
+        call = Call(unit, *unit.members[0].bind_call(from_json(record.arguments), named))
+        return Entry(record.sequence, from_us(record.time_us), Ticket(_TELLER), call=call)
 
     def _move(self, old: int, new: int) -> None:
         batch, entry = self._origin[sequence_of(new)] = self._origin[sequence_of(old)]

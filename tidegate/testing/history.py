@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from tidegate.dataflows.app import App
 from tidegate.engine.engine import Engine
-from tidegate.engine.outcomes import Journal
 from tidegate.errors import Aborted, TidegateError
 from tidegate.streams.batch import Batch
+from tidegate.txn.entries import Call, Work
 from tidegate.txn.execution import Execution
+from tidegate.txn.journal import Journal
 from tidegate.txn.positions import Position
-from tidegate.txn.program import UnitProgram
 from tidegate.txn.runtime import Runtime
 from tidegate.txn.ticket import Ticket
 
@@ -29,13 +29,13 @@ class Entry:
     time: dt.datetime
     ticket: Ticket
     batch: Batch | None = None
-    call: tuple[UnitProgram, Any, Any] | None = None  # the procedure, its arguments, the partitions they name
+    call: Call | None = None
 
     def __str__(self) -> str:
         if self.call is not None:
-            arguments, named = self.call[1]
+            arguments, named = self.call.arguments
             told = ", ".join([*map(repr, arguments), *(f"{k}={v!r}" for k, v in named.items())])
-            return f"{self.sequence}: call {self.call[0].name}({told})"
+            return f"{self.sequence}: call {self.call.unit.name}({told})"
         assert self.batch is not None
         rows = [tuple(row) for row in self.batch]
         return f"{self.sequence}: batch {self.batch.id} on {self.batch.stream} {rows}"
@@ -57,23 +57,15 @@ class History:
     def attach(self, engine: Engine) -> None:
         """Record from now on. A reopened engine is attached again, to the same history."""
         executor, scheduler = engine.executor, engine.scheduler
-        place, place_call, resume = executor.place, executor.place_call, scheduler.resume
+        place, resume = executor.place, scheduler.resume
 
-        def recorded(first: int, batches: Sequence[Batch], time: dt.datetime, ticket: Ticket | None) -> None:
-            for sequence, batch in enumerate(batches, first):
-                self.entries.append(Entry(sequence, time, ticket or executor.nobodys(), batch=batch))
-            place(first, batches, time, ticket)
-
-        def recorded_call(
-            sequence: int,
-            unit: UnitProgram,
-            arguments: Any,
-            partitions: Any,
-            time: dt.datetime,
-            ticket: Ticket,
-        ) -> None:
-            self.entries.append(Entry(sequence, time, ticket, call=(unit, arguments, partitions)))
-            place_call(sequence, unit, arguments, partitions, time, ticket)
+        def recorded(work: Work, ticket: Ticket | None) -> None:
+            told = ticket or executor.nobodys()
+            if work.call is not None:
+                self.entries.append(Entry(work.first, work.time, told, call=work.call))
+            for sequence, batch in enumerate(work.batches, work.first):
+                self.entries.append(Entry(sequence, work.time, told, batch=batch))
+            place(work, ticket)
 
         def recorded_resume(dataflow: str, next_sequence: Any) -> list[Execution]:
             executions = resume(dataflow, next_sequence)
@@ -82,7 +74,6 @@ class History:
             return executions
 
         executor.place = recorded  # type: ignore[method-assign]
-        executor.place_call = recorded_call  # type: ignore[method-assign]
         scheduler.resume = recorded_resume  # type: ignore[method-assign]
         self.listen(engine.app, engine.runtime)
 

@@ -13,11 +13,11 @@ from typing import Any
 
 from tidegate.dataflows.app import App
 from tidegate.dataflows.graph import Graph
-from tidegate.engine.outcomes import Journal
 from tidegate.errors import Aborted, ProcedureFailed, TidegateError
 from tidegate.storage.database import Database
 from tidegate.streams.batch import Batch
 from tidegate.testing.history import Entry, History, Outcome, call_result, outcome_of
+from tidegate.txn.journal import Journal
 from tidegate.txn.outcome import Waits
 from tidegate.txn.positions import Position, position
 from tidegate.txn.program import UnitProgram
@@ -114,9 +114,9 @@ class Reference:
 
     def _call(self, at: Position, entry: Entry) -> None:
         assert entry.call is not None
-        unit = self.runtime.units[entry.call[0].name]
+        unit = self.runtime.units[entry.call.unit.name]
         txn = self.runtime.begin(unit, at, None, None, entry.time, {})
-        txn.arguments, txn.partitions = entry.call[1], entry.call[2]
+        txn.arguments, txn.partitions = entry.call.arguments, entry.call.partitions
         error = self._finish(unit, txn)
         if error is None:
             self.runtime.commit(txn, False)

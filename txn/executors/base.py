@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from tidegate import crashpoints
@@ -15,11 +15,13 @@ from tidegate.errors import Aborted, ProcedureFailed, TidegateError
 from tidegate.storage.database import Readers
 from tidegate.storage.halfway import ENDING
 from tidegate.streams.batch import Batch
-from tidegate.txn.context import Context, Journal, still_waiting
+from tidegate.txn.context import Context, still_waiting
+from tidegate.txn.entries import Work
 from tidegate.txn.execution import Execution, State
+from tidegate.txn.journal import Journal
 from tidegate.txn.log.record import to_us
 from tidegate.txn.outcome import COMMITTED, Outcome, Waits
-from tidegate.txn.positions import Position, position
+from tidegate.txn.positions import Position
 from tidegate.txn.program import UnitProgram
 from tidegate.txn.runtime import Runtime, interrupted
 from tidegate.txn.scheduler import Scheduler
@@ -38,7 +40,11 @@ class Executor:
     ``lock`` guards the scheduler and commits; user code runs outside it. ``turn`` is held by whoever brings in work, and taken
     for the moment at which a merge begins. Where executions are run later, by others, it is the lock itself; an executor that
     runs them at once keeps it until they have ended, because the scheduler does not know of them.
+    ``together``: the batches of an entry are all admitted before any of them runs. ``watched``: procedures have deadlines.
     """
+
+    together = True
+    watched = True
 
     def __init__(
         self, runtime: Runtime, scheduler: Scheduler, journal: Journal, clock: Clock, lock: threading.RLock
@@ -51,82 +57,47 @@ class Executor:
         self.lock = lock
         self.turn: threading.RLock = lock
         self.snapshots: dict[int, int] = {}  # commit numbers that committed-state readers hold on to -> how many
-        self.watched = True  # are deadlines of procedures kept? A replay takes them from the log
         self.ended = threading.Condition(self.lock)  # notified when executions finish
 
     # ---- work in
 
-    def place(self, first: int, batches: Sequence[Batch], time: dt.datetime, ticket: Ticket | None) -> None:
-        """Batches that were accepted, under the numbers from ``first`` on, take their places. No ticket: nobody waits."""
+    def place(self, work: Work, ticket: Ticket | None) -> None:
+        """What was accepted takes its place in the order. No ticket: nobody waits for it."""
         with self.lock:
-            for sequence, batch in enumerate(batches, first):
-                self.admit(sequence, batch, time, ticket or self.nobodys())
-
-    def place_call(
-        self,
-        sequence: int,
-        unit: UnitProgram,
-        arguments: tuple[tuple[Any, ...], dict[str, Any]],
-        partitions: dict[str, tuple[Any, ...]],
-        time: dt.datetime,
-        ticket: Ticket,
-    ) -> None:
-        """The same for a call of an OLTP procedure."""
-        with self.lock:
-            self.admit_call(sequence, unit, arguments, partitions, time, ticket)
+            if work.call is not None:
+                self.admit_call(work, ticket)
+            else:
+                for sequence, batch in enumerate(work.batches, work.first):
+                    self.admit(sequence, batch, work.time, ticket)
 
     def nobodys(self) -> Ticket:
         """A ticket that nobody waits for."""
         return Ticket(Teller(self.wait))
 
-    def admit(self, sequence: int, batch: Batch, time: dt.datetime, ticket: Ticket) -> None:
-        """Have the scheduler place what a border batch causes."""
+    def admit(self, sequence: int, batch: Batch, time: dt.datetime, ticket: Ticket | None) -> None:
+        """Have the scheduler place what a border batch causes; windows may be evaluated before it is their turn."""
         if self.runtime.ahead is not None:
             self.runtime.ahead.coming(batch.relation.name, batch.key, batch.rows, to_us(time))
+        self.schedule(sequence, batch, time, ticket)
+
+    def schedule(self, sequence: int, batch: Batch, time: dt.datetime, ticket: Ticket | None) -> None:
+        """Have the scheduler place what a border batch causes."""
+        ticket = ticket or self.nobodys()
         for execution in self.scheduler.admit(sequence, batch):
             if execution.context is None:
                 execution.context = Context(self.runtime.units[execution.unit.name], time, ticket)
             else:
                 execution.context.tickets.append(ticket)
-            ticket.pending += 1
+            ticket.expect()
         self._after_scheduling()
 
-    def admit_begun(
-        self,
-        done: Iterable[UnitProgram],
-        sequence: int,
-        batch: Batch,
-        streams: Mapping[str, Batch],
-        time: dt.datetime,
-        ticket: Ticket,
-    ) -> None:
-        """Admit a border batch whose first units, ``done``, have ended already and left the batches ``streams``.
-
-        Nothing else is unfinished, so the scheduler comes to where it would be had it been asked from the start.
-        """
-        self.admit(sequence, batch, time, ticket)
-        for unit in done:
-            execution = self.scheduler.live.get(position(sequence, unit.rank))
-            if execution is not None:  # else it never started: a batch it needs had no rows
-                self.scheduler.finish(
-                    self.scheduler.take(execution), {s: streams[s] for s in unit.unit.outputs if s in streams}
-                )
-                self._finish_tickets(execution, None, None)
-                self._after_scheduling()
-
-    def admit_call(
-        self,
-        sequence: int,
-        unit: UnitProgram,
-        arguments: tuple[tuple[Any, ...], dict[str, Any]],
-        partitions: dict[str, tuple[Any, ...]],
-        time: dt.datetime,
-        ticket: Ticket,
-    ) -> None:
+    def admit_call(self, work: Work, ticket: Ticket | None) -> None:
         """Have the scheduler place a call."""
-        execution = self.scheduler.admit_call(sequence, unit.unit, partitions)
-        execution.context = Context(unit, time, ticket, arguments, partitions)
-        ticket.pending += 1
+        call, ticket = work.call, ticket or self.nobodys()
+        assert call is not None
+        execution = self.scheduler.admit_call(work.first, call.unit.unit, call.partitions)
+        execution.context = Context(call.unit, work.time, ticket, call)
+        ticket.expect()
         self._after_scheduling()
 
     def inline_plan(self, stream: str) -> list[UnitProgram] | None:
@@ -204,8 +175,8 @@ class Executor:
         txn = self.runtime.begin(
             context.program, execution.position, execution.batch_id, execution.key, context.time, inputs
         )
-        if context.arguments is not None and context.partitions is not None:
-            txn.arguments, txn.partitions = context.arguments, context.partitions
+        if context.call is not None:
+            txn.arguments, txn.partitions = context.call.arguments, context.call.partitions
         return txn
 
     def _attempt_watched(self, txn: Transaction, deadline_s: float) -> Outcome:
@@ -224,31 +195,34 @@ class Executor:
 
     def settle(self, execution: Execution, outcome: Outcome) -> None:
         """Commit, undo, suspend or halt, as the outcome says; then let the scheduler go on from there."""
-        context: Context = execution.context
-        txn = context.txn
-        assert txn is not None
         with self.lock:
             self.halfway.check_entry()
             self.halfway.through = ENDING
-            if outcome is COMMITTED:
-                outputs = self.commit(txn, self._someone_reads_older(execution.position))
-                self._end(execution, outputs, None)
-            elif isinstance(outcome, Waits):
-                context.asked_at = self.clock.monotonic()
-                self.scheduler.suspend(execution, outcome.stream)
-            elif self.undo(txn, outcome):
-                self._end(execution, {}, outcome)
-            else:
-                assert isinstance(outcome, ProcedureFailed)
-                self._release_snapshot(context)
-                context.txn = None
-                parked = self.scheduler.halt(execution, outcome.parked)
-                self.journal.halted(txn, outcome, parked)
-                for ticket in context.tickets:
-                    ticket.stop(outcome)
-            self._after_scheduling()
+            self.end(execution, outcome)
             self.halfway.through = None
             self.ended.notify_all()
+
+    def end(self, execution: Execution, outcome: Outcome) -> None:
+        """The one ending of executions that the scheduler knows, as a step of the caller's."""
+        context: Context = execution.context
+        txn = context.txn
+        assert txn is not None
+        if outcome is COMMITTED:
+            self._finish(execution, self.commit(txn, self._someone_reads_older(execution.position)), None)
+        elif isinstance(outcome, Waits):
+            context.asked_at = self.clock.monotonic()
+            self.scheduler.suspend(execution, outcome.stream)
+        elif self.undo(txn, outcome):
+            self._finish(execution, {}, outcome)
+        else:
+            assert isinstance(outcome, ProcedureFailed)
+            self._release_snapshot(context)
+            context.txn = None
+            parked = self.scheduler.halt(execution, outcome.parked)
+            self.journal.halted(txn, outcome, parked)
+            for ticket in context.tickets:
+                ticket.stop(outcome)
+        self._after_scheduling()
 
     def undo(self, txn: Transaction, outcome: Outcome) -> bool:
         """Record that it did not happen; False when its dataflow has to halt in front of it instead."""
@@ -282,7 +256,7 @@ class Executor:
         oldest = self.scheduler.oldest()
         return bool(self.snapshots) or (oldest is not None and oldest < at)
 
-    def _end(self, execution: Execution, outputs: dict[str, Batch], error: Any) -> None:
+    def _finish(self, execution: Execution, outputs: dict[str, Batch], error: Any) -> None:
         context: Context = execution.context
         self._release_snapshot(context)
         self.scheduler.finish(execution, outputs)
@@ -305,11 +279,7 @@ class Executor:
 
     def _finish_tickets(self, execution: Execution, error: Any, value: Any) -> None:
         for ticket in execution.context.tickets:
-            ticket.pending -= 1
-            ticket.error = ticket.error or error
-            ticket.value = value if execution.batch_id is None else None
-            if not ticket.pending:
-                ticket.finish()
+            ticket.arrive(error, value)
 
     # ---- waiting
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import datetime as dt
 import threading
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 from tidegate.clock import Clock
-from tidegate.errors import Aborted, ProcedureFailed
 from tidegate.mutex import Rank, reentrant
 from tidegate.storage.halfway import ACCEPTING, ENDING
 from tidegate.streams.batch import Batch
-from tidegate.txn.context import Journal
+from tidegate.txn.entries import Work
 from tidegate.txn.executors.base import Executor
-from tidegate.txn.outcome import COMMITTED
+from tidegate.txn.journal import Journal
+from tidegate.txn.outcome import COMMITTED, Outcome
 from tidegate.txn.positions import RANK_BITS, position
 from tidegate.txn.program import UnitProgram
 from tidegate.txn.runtime import Runtime, interrupted
@@ -24,11 +24,13 @@ from tidegate.txn.transaction import Transaction
 
 
 class SerialExecutor(Executor):
-    """Runs executions inline, in position order, as part of ``submit``.
+    """Runs executions inline, in position order, as part of ``place``.
 
     While nothing is waiting (the usual case) a batch needs no scheduling at all: its units run one after another, which
     *is* position order. As soon as something waits (for a person, behind a halted dataflow), the scheduler decides.
     """
+
+    together = False
 
     def __init__(
         self, runtime: Runtime, scheduler: Scheduler, journal: Journal, clock: Clock, lock: threading.RLock
@@ -55,18 +57,23 @@ class SerialExecutor(Executor):
         with self.turn:
             return super().step()
 
-    def place(self, first: int, batches: Sequence[Batch], time: dt.datetime, ticket: Ticket | None) -> None:
+    def place(self, work: Work, ticket: Ticket | None) -> None:
         """Each batch is run before the next takes its place. All of them do, whatever becomes of one."""
-        if not batches:
+        if work.call is not None:
+            self.place_call(work, ticket)
             return
-        units, alone, left = self._inline.get(batches[0].relation.name), self.scheduler.idle, enumerate(batches, first)
+        if not work.batches:
+            return
+        time, left = work.time, enumerate(work.batches, work.first)
+        units = self._inline.get(work.batches[0].relation.name)
+        alone = not self.scheduler.live and not self.scheduler.parked
         try:
             for sequence, batch in left:
                 if alone and units is not None:
                     alone = self.run_inline(units, sequence, batch, time, ticket)
                 else:
                     with self.lock:
-                        self.admit(sequence, batch, time, ticket or self.nobodys())
+                        self.admit(sequence, batch, time, ticket)
                     self._run_admitted()
                     alone = self.scheduler.idle
         except BaseException:
@@ -74,7 +81,7 @@ class SerialExecutor(Executor):
                 self.halfway.entering = ACCEPTING
                 with self.lock:
                     for sequence, batch in left:
-                        self.admit(sequence, batch, time, ticket or self.nobodys())
+                        self.admit(sequence, batch, time, ticket)
                 self.halfway.entering = None
             raise
 
@@ -84,110 +91,121 @@ class SerialExecutor(Executor):
         self.run_until_idle()
         self.halfway.entering = entering
 
-    def place_call(
-        self,
-        sequence: int,
-        unit: UnitProgram,
-        arguments: tuple[tuple[Any, ...], dict[str, Any]],
-        partitions: dict[str, tuple[Any, ...]],
-        time: dt.datetime,
-        ticket: Ticket,
-    ) -> None:
-        if unit.deadline_s is not None or not self.scheduler.idle:
+    # ---- inline: nothing else is unfinished
+
+    def place_call(self, work: Work, ticket: Ticket | None) -> None:
+        """Run a call, inline if it may."""
+        assert work.call is not None
+        if work.call.unit.deadline_s is not None or not self.scheduler.idle:
             with self.lock:
-                self.admit_call(sequence, unit, arguments, partitions, time, ticket)
+                self.admit_call(work, ticket)
             self._run_admitted()
             return
-        txn = self.runtime.begin(unit, position(sequence, 0), None, None, time, {})
-        txn.arguments = arguments
-        txn.partitions = partitions
-        halfway = self.halfway
+        txn, admit = call_transaction(self.runtime, work), partial(self.admit_call, work, ticket)
         try:
             outcome = self.runtime.attempt(txn)
-        except BaseException as error:  # it is in the log: say there that it did not happen
-            self.runtime.running.pop(threading.get_ident(), None)
-            with self.lock:
-                self.journal.failed(txn, interrupted(txn, error))
-            halfway.entering = None
+        except BaseException as error:
+            self._interrupt(txn, error, admit)
             raise
-        with self.lock:
-            halfway.through = ENDING
-            if outcome is COMMITTED:
-                self.commit(txn, bool(self.snapshots))
-                ticket.value = txn.result
-                self.journal.finishing([ticket], None)
-            else:
-                assert isinstance(outcome, (Aborted, ProcedureFailed))  # a call waits for nobody
-                self.undo(txn, outcome)
-                ticket.error = outcome
-                self.journal.finishing([ticket], outcome)
-            if not ticket.pending:
-                ticket.finish()
-            halfway.through = None
+        if outcome is not COMMITTED:
+            self.end_inline(txn, outcome, admit)
+            return
+        self.commit_inline(txn)
+        if ticket is not None:
+            ticket.value = txn.result
 
     def run_inline(
         self, units: list[UnitProgram], sequence: int, batch: Batch, time: dt.datetime, ticket: Ticket | None
     ) -> bool:
-        """Every unit the batch causes, one after another. Nothing else is unfinished, so no one reads older versions.
-
-        Returns whether that is still so: not when the dataflow was halted.
-        """
-        runtime, lock, halfway = self.runtime, self.lock, self.halfway
-        streams = {batch.relation.name: batch}
+        """Every unit the batch causes, one after another; returns whether still nothing else is unfinished."""
+        runtime, streams = self.runtime, {batch.relation.name: batch}
         for place, unit in enumerate(units):
             txn = inline_transaction(runtime, unit, sequence, batch, streams, time)
             if txn is not None:
                 try:
                     outcome = runtime.attempt(txn)
                 except BaseException as error:
-                    runtime.running.pop(threading.get_ident(), None)
-                    outcome = interrupted(txn, error)
-                    self._halt_inline(units[:place], unit, sequence, batch, streams, time, ticket, txn, outcome)
-                    halfway.entering = None
+                    self._interrupt(txn, error, self._admission(units[:place], sequence, batch, streams, time, ticket))
                     raise
-                with lock:
-                    halfway.through = ENDING
-                    if outcome is COMMITTED:
-                        streams.update(self.commit(txn, bool(self.snapshots)))
-                    else:
-                        assert isinstance(outcome, (Aborted, ProcedureFailed))  # what may wait is not run inline
-                        if not self.undo(txn, outcome):
-                            assert isinstance(outcome, ProcedureFailed)
-                            halfway.through = None
-                            self._halt_inline(units[:place], unit, sequence, batch, streams, time, ticket, txn, outcome)
-                            return False
-                        if ticket is not None:
-                            ticket.error = ticket.error or outcome
-                            self.journal.finishing([ticket], outcome)
-                    halfway.through = None
-        if ticket is not None:
-            with lock:
-                self.journal.finishing([ticket], None)
-                if not ticket.pending:
-                    ticket.finish()
+                if outcome is not COMMITTED:
+                    self.end_inline(
+                        txn, outcome, self._admission(units[:place], sequence, batch, streams, time, ticket)
+                    )
+                    return self.scheduler.idle
+                streams.update(self.commit_inline(txn))
         return True
 
-    def _halt_inline(
-        self,
-        done: list[UnitProgram],
-        failed: UnitProgram,
-        sequence: int,
-        batch: Batch,
-        streams: dict[str, Batch],
-        time: dt.datetime,
-        ticket: Ticket | None,
-        txn: Transaction,
-        error: ProcedureFailed,
-    ) -> None:
-        """Tell the scheduler what has run, so that it can stop the dataflow in front of the rest."""
-        ticket = ticket or self.nobodys()
-        with self.lock, self.halfway.step(ENDING):
-            self.admit_begun(done, sequence, batch, streams, time, ticket)
+    def commit_inline(self, txn: Transaction) -> dict[str, Batch]:
+        """The usual ending, of which the scheduler need not know; only queries may read what it replaces."""
+        halfway = self.halfway
+        with self.lock:
+            halfway.through = ENDING
+            outputs = self.commit(txn, bool(self.snapshots))
+            halfway.through = None
+        return outputs
+
+    def end_inline(self, txn: Transaction, outcome: Outcome, admit: Callable[[], None]) -> None:
+        """Any other ending, and what is left of its batch."""
+        entering = self.halfway.entering
+        self.hand_over(txn, outcome, admit)
+        self.run_until_idle()
+        self.halfway.entering = entering
+
+    def hand_over(self, txn: Transaction, outcome: Outcome, admit: Callable[[], None]) -> None:
+        """Bring the scheduler to where it would be had it been asked from the start, and end the execution there.
+
+        From then on its batch has entered: what follows are steps of their own.
+        """
+        halfway = self.halfway
+        with self.lock:
+            admit()
             execution = self.scheduler.next()
             assert execution is not None
-            assert execution.unit.name == failed.name
-            self.journal.halted(txn, error, self.scheduler.halt(execution))
-            ticket.stop(error)
+            assert execution.position == txn.position, f"{execution} is first instead of {txn.unit.name}"
+            execution.context.txn = txn
+            if txn.unit.committed:
+                self.hold_snapshot(txn.commit)
+            halfway.through = ENDING
+            halfway.entering = None
+            self.end(execution, outcome)
+            halfway.through = None
+            self.ended.notify_all()
+
+    def _interrupt(self, txn: Transaction, error: BaseException, admit: Callable[[], None]) -> None:
+        """Ctrl-C and the like: undo, and stop in front of the batch."""
+        self.runtime.running.pop(threading.get_ident(), None)
+        self.hand_over(txn, interrupted(txn, error), admit)
+
+    def _admission(
+        self,
+        done: Iterable[UnitProgram],
+        sequence: int,
+        batch: Batch,
+        streams: Mapping[str, Batch],
+        time: dt.datetime,
+        ticket: Ticket | None,
+    ) -> Callable[[], None]:
+        """How a border batch is admitted whose first units, ``done``, have ended already and left the batches ``streams``."""
+
+        def admit() -> None:
+            self.schedule(sequence, batch, time, ticket)
+            for unit in done:
+                execution = self.scheduler.live.get(position(sequence, unit.rank))
+                if execution is not None:  # else it never started: a batch it needs had no rows
+                    outputs = {stream: streams[stream] for stream in unit.unit.outputs if stream in streams}
+                    self.scheduler.finish(self.scheduler.take(execution), outputs)
+                    self._finish_tickets(execution, None, None)
+                    self._after_scheduling()
+
+        return admit
+
+
+def call_transaction(runtime: Runtime, work: Work) -> Transaction:
+    """The transaction of a call."""
+    assert work.call is not None
+    txn = Transaction(runtime, work.call.unit, position(work.first, 0), None, None, work.time, {})
+    txn.arguments, txn.partitions = work.call.arguments, work.call.partitions
+    return txn
 
 
 def inline_transaction(

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import logging
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 from tidegate.clock import Clock
 from tidegate.errors import CorruptionError, TidegateError, text_of
-from tidegate.streams.batch import Batch
-from tidegate.txn.context import Journal, still_waiting
+from tidegate.txn.context import still_waiting
+from tidegate.txn.entries import Work
 from tidegate.txn.execution import Execution
 from tidegate.txn.executors.base import Executor
+from tidegate.txn.journal import Journal
 from tidegate.txn.runtime import Runtime
 from tidegate.txn.scheduler import Scheduler
 from tidegate.txn.ticket import Ticket
@@ -45,12 +44,8 @@ class ThreadExecutor(Executor):
         for thread in self._threads:
             thread.start()
 
-    def place(self, first: int, batches: Sequence[Batch], time: dt.datetime, ticket: Ticket | None) -> None:
-        super().place(first, batches, time, ticket)
-        self.wake()
-
-    def place_call(self, *arguments: Any) -> None:
-        super().place_call(*arguments)
+    def place(self, work: Work, ticket: Ticket | None) -> None:
+        super().place(work, ticket)
         self.wake()
 
     def _loop(self) -> None:

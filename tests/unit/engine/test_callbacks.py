@@ -14,6 +14,7 @@ import pytest
 from tidegate import App, Batch, Engine, Ticket, Transaction
 from tidegate.errors import EngineClosed
 from tidegate.offline.verify import verify
+from tidegate.txn.log.record import Fed, Pushed, Record
 
 PUSHES = 20
 SETTINGS = [
@@ -57,17 +58,19 @@ def synced_before_anyone_is_told(engine: Engine) -> None:
     durable = engine.durable
     if durable is None:
         return
-    arrived = durable.arrived
+    append = durable.writer.append
 
-    def append(*arguments: Any) -> int:
-        lsn = arrived(*arguments)
+    def append_and_sync(record: Record) -> int:
+        lsn = append(record)
+        if not isinstance(record, Pushed | Fed):
+            return lsn
         syncing = threading.Thread(target=durable.writer.wait, args=(lsn,), daemon=True)
         syncing.start()
         while durable.writer.synced < lsn:
             pass
         return lsn
 
-    durable.arrived = append  # type: ignore[method-assign]
+    durable.writer.append = append_and_sync  # type: ignore[method-assign]
 
 
 def places(engine: Engine) -> list[tuple[int, int, int]]:

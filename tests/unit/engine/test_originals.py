@@ -9,8 +9,8 @@ import pytest
 
 import tidegate
 from tidegate import App, either
-from tidegate.engine.outcomes import KEPT_ABORTS
 from tidegate.testing import ManualClock
+from tidegate.txn.journal import KEPT_ABORTS
 
 
 def make(fixed: bool = False) -> App:

@@ -22,7 +22,7 @@ def test_callbacks_are_called_once_before_or_after() -> None:
     ticket = Ticket(teller)
     told: list[str] = []
     ticket.add_done_callback(lambda _: told.append("early"))
-    ticket.finish()
+    ticket.arrive()
     ticket.add_done_callback(lambda _: told.append("late"))
     teller.close()
     assert told == ["early", "late"]
@@ -33,7 +33,7 @@ def test_result_waits_then_gives_value_or_error() -> None:
     with pytest.raises(StillWaiting):
         ticket.result()
     ticket.value = 5
-    ticket.finish()
+    ticket.arrive()
     assert ticket.result() == 5
     ticket.error = Aborted("undone", reason="because")
     with pytest.raises(Aborted):
@@ -49,7 +49,7 @@ def test_a_stopped_ticket_raises_and_can_go_on() -> None:
         ticket.result()
     ticket.resume()
     assert not event.is_set()
-    ticket.finish()
+    ticket.arrive()
     assert ticket.result() is None
 
 
@@ -59,7 +59,7 @@ def test_repr_says_how_it_stands(state: str) -> None:
     ticket.duplicate = state == "duplicate"
     ticket.error = Aborted("x", reason="x") if state == "failed" else None
     if state != "waiting":
-        ticket.finish()
+        ticket.arrive()
     assert repr(ticket) == f"<Ticket {state}>"
 
 
@@ -79,7 +79,7 @@ def test_finishing_while_others_start_to_wait_loses_nobody() -> None:
         for thread in threads:
             thread.start()
         start.wait()
-        ticket.finish()
+        ticket.arrive()
         for thread in threads:
             thread.join(5)
         teller.close()

@@ -23,6 +23,7 @@ from tidegate.testing.simulation.ahead import with_look_ahead
 from tidegate.testing.simulation.apps import KEYS, AppSpec, FlowSpec, Simulated, build, random_app
 from tidegate.testing.simulation.eithers import with_eithers
 from tidegate.testing.simulation.world import SIDES, World
+from tidegate.txn.locks import LowWaterMarks, TwoPhaseLocks, locking_with
 
 THREADS_EVERY = 5  # seeds between two runs with real threads
 SERIAL_EVERY = 4
@@ -44,6 +45,7 @@ class Case:
     broken: frozenset[tuple[str, Any]]
     config: dict[str, Any]
     merges: float
+    two_phase: bool = False
 
 
 @dataclass(frozen=True)
@@ -98,9 +100,9 @@ def make_case(seed: int) -> Case:
     config |= ahead
     if rng.random() < 0.2:
         config["cached_rows"] = rng.choice([1, 3])
-    if rng.random() < 0.15:
-        config["locking"] = "two_phase"
-    return Case(seed, spec, inputs, frozenset(broken), config, rng.choice([0.0, 0.0, 0.0, 0.01, 0.03]))
+    two_phase = rng.random() < 0.15
+    merges = rng.choice([0.0, 0.0, 0.0, 0.01, 0.03])
+    return Case(seed, spec, inputs, frozenset(broken), config, merges, two_phase)
 
 
 def random_inputs(rng: random.Random, spec: AppSpec) -> tuple[Input, ...]:
@@ -170,9 +172,11 @@ def run_case(case: Case, executor: Mode, inputs: Sequence[Input] | None = None, 
         open_database=world().database,
     )
     inputs, seed = case.inputs if inputs is None else inputs, case.seed if seed is None else seed
+    locks = locking_with(TwoPhaseLocks if case.two_phase else LowWaterMarks)
     if executor != "manual" or case.seed % REOPEN_EVERY:
-        return run_once(simulated.app, inputs, seed, setting)
-    with tempfile.TemporaryDirectory(prefix="tidegate-sim-") as directory:
+        with locks:
+            return run_once(simulated.app, inputs, seed, setting)
+    with locks, tempfile.TemporaryDirectory(prefix="tidegate-sim-") as directory:
         setting.open_engine = lambda app, config, clock: Engine(app, directory, config, clock)
         setting.reopen = _reopen
         return run_once(simulated.app, inputs, seed, setting)
@@ -215,7 +219,7 @@ def explain(case: Case, executor: Mode, violation: OrderViolation, tries: int) -
     if tries:
         violation = shrink(violation, partial(run_case, case, executor), tries, SHRINK_S)
         case, violation = _simpler_app(case, executor, violation, tries)
-    settings = f"{case.config}, merges {case.merges}"
+    settings = f"{case.config}, merges {case.merges}" + (", two-phase locking" if case.two_phase else "")
     return Failure(case.seed, executor, f"{case.spec}\n\nsettings: {settings}\n\n{violation}")
 
 

@@ -1,0 +1,94 @@
+"""What is on disk: looked at first, without touching it, and repaired then."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from tidegate.dataflows.app import App
+from tidegate.directory.compatibility import code_hashes, stream_columns
+from tidegate.errors import LogDamaged, LogFailed
+from tidegate.txn.log.files import Files
+from tidegate.txn.log.reader import Cut, Entry, LogReader, begin_of
+from tidegate.txn.log.record import FORMAT, Checkpoint, Executed, Segment
+
+
+class Survey:
+    """A log as it lies there: is it whole, and what will a replay meet? Only reads.
+
+    ``identity``: whose log it is, None when there is none yet. ``last``: the header of its last segment, and ``chain`` the
+    crc32 of the last frame: what is written next goes on from them. It reaches from ``oldest`` to ``end``, behind which a
+    tail may be ``cut``.
+    ``segments``: the headers of segments with records to apply, each with the LSN of the last of them.
+    ``outcomes``: in mode weak, the records that say how an execution ended; there are few.
+    """
+
+    def __init__(self, files: Files) -> None:
+        reader = LogReader(files, survey=True)
+        self.merges = 0
+        self.outcomes: list[Entry] = []
+        for entry in reader:
+            if entry.kind is Executed:
+                self.outcomes.append(entry)
+            else:
+                record = entry.record
+                assert isinstance(record, Checkpoint)
+                self.merges = record.number
+        self.segments: list[tuple[Segment, int]] = reader.applied
+        self.last: Segment | None = reader.segment
+        self.identity = None if self.last is None else self.last.directory
+        self.chain = reader.chain
+        names = files.names()
+        self.oldest = begin_of(names[0]) if names else 0
+        self.end = max(reader.end, self.oldest)
+        self.cut: Cut | None = reader.cut
+
+    def check(self, meta: Mapping[str, Any]) -> None:
+        """A base never holds more than the log: one that does says that the end of the log is gone. The newest one knows how far
+        back the log goes, too.
+        """
+        lsn = int(meta.get("lsn", 0))
+        if lsn > self.end:
+            raise LogDamaged(
+                f"the base holds everything up to LSN {lsn}, but the log ends at {self.end}: its end is missing or damaged. "
+                f"Restore the log from a backup, then open again",
+                file=None,
+                offset=None,
+                lsn=self.end,
+            )
+        if meta and meta["merge"] >= self.merges and self.oldest > meta["kept"]:
+            raise LogDamaged(
+                f"the log begins at LSN {self.oldest}, but the base says that it was kept from LSN {meta['kept']} on: segments "
+                f"in front are missing. Put them back, or restore a backup, then open again",
+                file=None,
+                offset=None,
+                lsn=self.oldest,
+            )
+
+    def header(self, app: App) -> Segment:
+        """Of the segment that the log goes on with."""
+        number = 0 if self.last is None else self.last.number + 1
+        identity = secrets.token_hex(8) if self.identity is None else self.identity
+        code, columns, opening = code_hashes(app), stream_columns(app), secrets.token_hex(8)
+        return Segment(FORMAT, app.name, app.recovery, code, columns, identity, opening, number, self.end, self.chain)
+
+
+def repair(files: Files, survey: Survey) -> None:
+    """Make the log what the survey says it is: cut a torn tail, and make final what a killed process had not synced.
+
+    That counts from now on, so it must be on disk before anything is logged behind it. Segments that nothing reached go.
+    """
+    names = files.names()
+    if survey.cut is not None:
+        files.truncate(survey.cut.file, survey.cut.offset)
+    elif names:
+        try:
+            files.sync(names[-1])
+        except OSError as error:
+            raise LogFailed(
+                f"log segment {names[-1]} can't be synced to disk ({error}); check the disk, then open again"
+            ) from error
+    for name in names:
+        if begin_of(name) >= survey.end:
+            files.remove(name)

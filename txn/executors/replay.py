@@ -1,0 +1,289 @@
+"""The executor of a replay: what is placed ends as the log says it did.
+
+* **weak**: accepted batches and calls are run again, in position order.
+* **strong**: executions are run again in the order in which they committed; nothing runs that is not in the log.
+* **effects**: executions are not run; their logged write sets and emitted batches are put in place.
+
+What can't be expected to happen again in the same way (a procedure that raised, a deadline that passed) is in the log in
+every mode, and its outcome is repeated instead of its run.
+
+While nothing else is unfinished a batch needs no scheduler, here as in the serial executor: its units end one after
+another. As soon as the log says otherwise (a halt, other work in between), what is left goes to the scheduler.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from tidegate.clock import Clock
+from tidegate.errors import Aborted, CorruptionError, DeadlineExceeded, ProcedureFailed
+from tidegate.storage.codec import RowCodec, from_json
+from tidegate.streams.batch import Batch
+from tidegate.txn.entries import Work
+from tidegate.txn.execution import State
+from tidegate.txn.executors.serial import SerialExecutor, call_transaction, inline_transaction
+from tidegate.txn.journal import Journal
+from tidegate.txn.log.record import Any_, Called, Executed, Fed, Pushed
+from tidegate.txn.outcome import COMMITTED, Outcome
+from tidegate.txn.positions import Position, describe, position, sequence_of
+from tidegate.txn.program import UnitProgram
+from tidegate.txn.repeating import Repeats, Unlogged, differs
+from tidegate.txn.runtime import Runtime
+from tidegate.txn.scheduler import Scheduler
+from tidegate.txn.ticket import Ticket
+from tidegate.txn.transaction import Transaction
+
+SCHEDULED = ("halted", "failed")  # outcomes that only the scheduler's path deals with
+REPEATED = ("committed", "aborted")  # outcomes of running a procedure again, in mode strong
+
+
+class Tape:
+    """The records of a log, one after the other. ``next`` is the one that comes, None at the end."""
+
+    def __init__(self) -> None:
+        self._records: Iterator[Any_] = iter(())
+        self._peeked: deque[Any] = deque()
+        self.next: Any = None
+
+    def insert(self, records: Iterable[Any_]) -> None:
+        self._records = iter(records)
+        self.take()
+
+    def take(self) -> Any:
+        """The next record, which is then behind us."""
+        taken = self.next
+        self.next = self._peeked.popleft() if self._peeked else next(self._records, None)
+        return taken
+
+    def put_back(self, records: Iterable[Any]) -> None:
+        if self.next is not None:
+            self._peeked.appendleft(self.next)
+        self._peeked.extendleft(reversed([*records]))
+        self.next = None
+        self.take()
+
+
+class ReplayExecutor(SerialExecutor):
+    """Runs what it must, and repeats the outcomes in the log. ``mode`` is the mode that the log was written in.
+
+    ``outcomes``: where outcomes go meanwhile. ``placed``: the last sequence number that has its place.
+    """
+
+    watched = False  # a deadline that passed is in the log; no other one did
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        scheduler: Scheduler,
+        journal: Journal,
+        clock: Clock,
+        lock: threading.RLock,
+        mode: str,
+        codecs: Mapping[str, RowCodec],
+    ) -> None:
+        super().__init__(runtime, scheduler, journal, clock, lock)
+        self.tape = Tape()
+        self.placed = 0
+        self.batches = 0
+        self.executions = 0
+        self.unlogged = Unlogged()
+        self.outcomes: Unlogged | Repeats | None = None
+        if mode != "effects":
+            self.outcomes = Repeats() if mode == "strong" else self.unlogged
+        self._as_logged = mode in ("strong", "effects")
+        self._codecs = codecs
+        self._held: set[int] = set()  # weak mode: must not run before the record that says how they ended
+        self._chunks: deque[Iterator[tuple[int, Batch, dt.datetime]]] = deque()  # accepted, not all of it admitted yet
+
+    def look_ahead(self, record: Any) -> None:
+        """Weak mode: outcomes are shown once before the replay begins. What failed must not be run before its time."""
+        if isinstance(record, Executed) and not self._as_logged:
+            self._held |= {record.position, *(record.parked or ())}
+
+    # ---- work in
+
+    def place(self, work: Work, ticket: Ticket | None) -> None:
+        if work.call is not None:
+            self.place_call(work, ticket)
+        elif work.together or len(work.batches) == 1:
+            for sequence, batch in enumerate(work.batches, work.first):
+                self._place_batch(sequence, batch, work.time)
+        elif self._runs_at_one_go(work):
+            super().place(work, None)
+            self.placed = work.last
+            self.batches += len(work.batches)
+            self._check_repeated()
+        else:
+            self._chunks.append((sequence, batch, work.time) for sequence, batch in enumerate(work.batches, work.first))
+
+    def place_call(self, work: Work, ticket: Ticket | None) -> None:
+        assert work.call is not None
+        self.placed = work.first
+        at = position(work.first, work.call.unit.rank)
+        if not self.scheduler.idle or at in self._held:
+            self.admit_call(work, None)
+            self.run_ready()
+        elif not self._as_logged:
+            super().place_call(work, None)
+        elif self._ends_inline(at):
+            self._end_as_logged(call_transaction(self.runtime, work))
+        else:
+            self.admit_call(work, None)
+
+    def _place_batch(self, sequence: int, batch: Batch, time: dt.datetime) -> None:
+        self.placed = sequence
+        self.batches += 1
+        units = self.inline_plan(batch.relation.name)
+        if units is None or not self.scheduler.idle or (self._held and self._is_held(sequence, units)):
+            self.admit(sequence, batch, time, None)
+            self.run_ready()
+        elif self._as_logged:
+            self._repeat_inline(units, sequence, batch, time)
+        else:
+            self.run_inline(units, sequence, batch, time, None)
+
+    def _is_held(self, sequence: int, units: list[UnitProgram]) -> bool:
+        return any(position(sequence, unit.rank) in self._held for unit in units)
+
+    # ---- chunks
+
+    def _runs_at_one_go(self, work: Work) -> bool:
+        """May a chunk run as it did when it was fed, one batch after the other?
+
+        Mode weak: unless some outcome is to be repeated instead. Mode strong: if the log goes on with what became of all
+        of it, and then with other work; an engine that writes chunks ends one before it takes the next.
+        """
+        alone = self.scheduler.idle and not self._chunks
+        if not alone or self.outcomes is None or self.inline_plan(work.batches[0].stream) is None:
+            return False
+        if not isinstance(self.outcomes, Repeats):
+            return not self._held
+        tape, found = self.tape, []
+        while isinstance(tape.next, Executed) and tape.next.outcome in REPEATED:
+            found.append(tape.take())
+        if found and sequence_of(found[-1].position) == work.last and isinstance(tape.next, (Pushed, Fed, Called)):
+            self.outcomes.expected.extend(found)
+            self.outcomes.running = True
+            self.executions += len(found)
+            return True
+        tape.put_back(found)
+        return False
+
+    def _check_repeated(self) -> None:
+        """Mode strong: executions that did not come about this time are for :meth:`ended` to complain about."""
+        if isinstance(self.outcomes, Repeats):
+            self.outcomes.running = False
+            self.executions -= len(self.outcomes.expected)
+            self.tape.put_back(self.outcomes.expected)
+            self.outcomes.expected.clear()
+
+    def admit_due(self) -> None:
+        """Admit of a chunk what was admitted when the next record was written.
+
+        A chunk is one record, but its batches went in one after another, each run before the next: where one of them
+        halted its dataflow, those behind it found it halted.
+        """
+        while self._chunks:
+            following = self.tape.next
+            if isinstance(following, Executed) and self.placed >= sequence_of(following.position):
+                return
+            batch = next(self._chunks[0], None)
+            if batch is None:
+                self._chunks.popleft()
+            else:
+                self._place_batch(*batch)
+
+    # ---- modes strong and effects, while nothing else is unfinished
+
+    def _repeat_inline(self, units: list[UnitProgram], sequence: int, batch: Batch, time: dt.datetime) -> None:
+        """Every unit the batch caused, one after another, as the log says; the scheduler gets what it does not say."""
+        streams = {batch.relation.name: batch}
+        for place, unit in enumerate(units):
+            txn = inline_transaction(self.runtime, unit, sequence, batch, streams, time)
+            if txn is not None:
+                if not self._ends_inline(txn.position):
+                    self._admission(units[:place], sequence, batch, streams, time, None)()
+                    return
+                streams.update(self._end_as_logged(txn))
+
+    def _ends_inline(self, at: Position) -> bool:
+        """Does the next record say how the execution at ``at`` ended, and is that not up to the scheduler?"""
+        record = self.tape.next
+        return isinstance(record, Executed) and record.position == at and record.outcome not in SCHEDULED
+
+    def _end_as_logged(self, txn: Transaction) -> dict[str, Batch]:
+        """Bring the transaction to the outcome in the next record; returns the batches it emitted."""
+        self.executions += 1
+        outcome = self._repeat(txn, self.tape.take())
+        if outcome is COMMITTED:
+            return self.commit_inline(txn)
+        self.undo(txn, outcome)
+        return {}
+
+    # ---- executions in the scheduler
+
+    def run_ready(self) -> None:
+        """Weak mode: run what may run, except what has a record to come."""
+        while not self._as_logged:
+            ready = [e for e in self.scheduler.ready() if e.position not in self._held]
+            if not ready:
+                return
+            self.run(self.scheduler.take(ready[0]))
+
+    def ended_as(self, record: Executed) -> None:
+        """The log says how an execution ended: so it does."""
+        self._held -= {record.position, *(record.parked or ())}
+        execution = self.scheduler.live.get(record.position)
+        if execution is None or execution.state is not State.READY:
+            failures = "; ".join(failure.reason for failure in self.unlogged.records)
+            raise CorruptionError(
+                f"the log says that position {describe(record.position)} ended ({record.outcome}), but "
+                f"{'it is not known' if execution is None else f'{execution} {execution.reason}'}. Likely cause: procedures "
+                f"that do not do the same thing twice ({failures or 'none failed'}); see to what they depend on, and "
+                f"open again"
+            )
+        self.executions += 1
+        txn = self.start(self.scheduler.take(execution))
+        self.unlogged.repeating = True
+        self.settle(execution, self._repeat(txn, record))
+        self.unlogged.repeating = False
+        self.run_ready()
+
+    def _repeat(self, txn: Transaction, record: Executed) -> Outcome:
+        """The outcome in the log; the transaction is run when that is what the log says."""
+        if record.writes is None and record.outcome in REPEATED:
+            return self._run_again(txn, record)
+        if record.outcome == "committed":
+            self._put_effects(txn, record)
+            return COMMITTED
+        facts: dict[str, Any] = {"procedure": record.procedure, "position": record.position}
+        txn.program = self.runtime.programs.get(record.procedure, txn.unit.members[0])
+        match record.outcome:
+            case "aborted":
+                return Aborted(record.reason, reason=record.reason, **facts)
+            case "expired":
+                return DeadlineExceeded(record.reason, reason=record.reason, **facts)
+        policy = "dead_letter" if record.outcome == "dead_letter" else "halt"
+        return ProcedureFailed(record.reason, attempts=0, on_failure=policy, parked=record.parked, **facts)
+
+    def _run_again(self, txn: Transaction, record: Executed) -> Outcome:
+        """Strong mode: the procedure runs again, and must end as it did."""
+        outcome = self.runtime.attempt(txn)
+        if outcome is COMMITTED if record.outcome == "committed" else isinstance(outcome, Aborted):
+            return outcome
+        raise differs(txn, record, "committed" if outcome is COMMITTED else f"ended with: {outcome}")
+
+    def _put_effects(self, txn: Transaction, record: Executed) -> None:
+        assert record.writes is not None
+        assert record.emitted is not None
+        writes = {}
+        for table, (written, deleted) in record.writes.items():
+            rows = self._codecs[table].unpack(written)
+            key_of = self.runtime.database.tables[table].schema.key_of
+            writes[table] = {key_of(row): row for row in rows} | {from_json(key): None for key in deleted}
+        emitted = {stream: self._codecs[stream].unpack(rows) for stream, rows in record.emitted.items()}
+        self.runtime.put_effects(txn, writes, emitted)
