@@ -148,7 +148,7 @@ class Feeds:
 
         with self.engine.lock:
             for name in counts:
-                self.engine.runtime.listeners.setdefault(name, []).append(count)
+                self.engine.runtime.listen(name, count)
 
     # ---- the event loop
 
@@ -225,12 +225,12 @@ class Feeds:
         with self.engine.lock:
             if stream not in self._listeners:
                 self._listeners[stream] = receive
-                self.engine.runtime.listeners.setdefault(stream, []).append(receive)
+                self.engine.runtime.listen(stream, receive)
 
     def _unlisten(self, stream: str) -> None:
         with self.engine.lock:
             if stream not in self.feeds and stream in self._listeners:
-                self.engine.runtime.listeners[stream].remove(self._listeners.pop(stream))
+                self.engine.runtime.unlisten(stream, self._listeners.pop(stream))
 
     def call(self, job: Callable[[], None]) -> None:
         """Run ``job`` on the fan-out thread, after what is queued."""

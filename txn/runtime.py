@@ -66,6 +66,15 @@ class Runtime:
         self.snapshots: Mapping[str, Callable[[Transaction], None]] = {}  # by the procedure that asks for one
         self.attempt = outside_locks(self._attempt, Rank.TURN)
 
+    def listen(self, stream: str, receive: Callable[[Position, Batch], None]) -> None:
+        """From now on ``receive`` gets the batches committed to a stream, inside the commit. The caller holds the lock."""
+        self.listeners.setdefault(stream, []).append(receive)
+
+    def unlisten(self, stream: str, receive: Callable[[Position, Batch], None]) -> None:
+        self.listeners[stream].remove(receive)
+        if not self.listeners[stream]:
+            del self.listeners[stream]
+
     def begin(
         self,
         unit: UnitProgram,

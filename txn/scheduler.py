@@ -389,7 +389,7 @@ class Scheduler:
         """
         partition = (key,)
         reads, writes = self._items(unit, lambda table: partition)
-        execution = Execution(unit, at, key, batch_id, reads, writes, inputs, missing, entry)
+        execution = Execution(unit, at, key, batch_id, reads, writes, inputs, missing, entry, started=started)
         self._by_batch[unit.name, key, batch_id] = execution
         self._enter(execution)
         return execution

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,7 @@ class Acceptance:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self.sequence = 0  # the last sequence number that was given
         self._halfway = engine.database.halfway
         self._announces = engine.runtime.ahead is not None
         awaited = [stream for stream in engine.app.streams.values() if stream.awaited]
@@ -83,10 +84,8 @@ class Acceptance:
         """Number the entry, log it, and give it its place in the order. No ticket: nobody waits for it."""
         self._halfway.entering = ACCEPTING
         with self._engine.lock:
-            work = self.enter(
-                entry, self._engine.sequence + 1, self._engine.clock.now(), self._engine.executor.together
-            )
-            self._engine.sequence = work.last
+            work = self.enter(entry, self.sequence + 1, self._engine.clock.now(), self._engine.executor.together)
+            self.sequence = work.last
             if self._engine.durable is not None:
                 self._engine.durable.writer.append(record_of(entry, work))
             if ticket is not None:
@@ -210,8 +209,8 @@ class Acceptance:
                         ticket.resume()
 
     def _next_sequence(self) -> int:
-        self._engine.sequence += 1
-        return self._engine.sequence
+        self.sequence += 1
+        return self.sequence
 
     # ---- may it come in?
 

@@ -119,7 +119,7 @@ def restore(engine: Engine, meta: Mapping[str, Any]) -> None:
     """Bring a freshly opened engine to the state that was saved with its base; nothing to do for a new one."""
     if not meta:
         return
-    engine.sequence = meta["sequence"]
+    engine.acceptance.sequence = meta["sequence"]
     engine.offsets.update({source: from_json(offset) for source, offset in meta["offsets"].items()})
     engine.outbox.restore(meta["subscriptions"])
     engine.runtime.emitted.restore(meta.get("emitted"), engine.sequence)

@@ -14,12 +14,14 @@ import logging
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from tidegate.errors import EngineClosed, TidegateError
 from tidegate.outside.ingestion import close_ingestions
+from tidegate.storage.halfway import Halfway
 
 if TYPE_CHECKING:
     from tidegate.engine.engine import Engine
@@ -91,8 +93,9 @@ def let_go(engine: Engine) -> None:
 class Noticing:
     """Around what may leave a step half done: whoever waits is told at once that the engine has stopped."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, halfway: Halfway, tell: Callable[[], None]) -> None:
+        self._halfway = halfway
+        self._tell = tell
 
     def __enter__(self) -> None:
         pass
@@ -100,10 +103,8 @@ class Noticing:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        engine = self._engine
-        if kind is not None and (engine.halfway.through is not None or engine.halfway.entering is not None):
-            with engine.turn, engine.lock:  # or another thread is at it
-                engine.executor.stop_if_torn()
+        if kind is not None and (self._halfway.through is not None or self._halfway.entering is not None):
+            self._tell()
 
 
 def _work_around(engine: Engine, frame: FrameType | None) -> FrameType | None:

@@ -111,7 +111,6 @@ class Engine:
         self.config = config
         self.clock = clock
         self.graph = app.graph()
-        self.sequence = 0
         self.offsets: dict[str, Any] = {}  # source -> the offset that went in with its last batch
         self.journal: Journal = Journal()
         self.borders = {s.name: Border(s.relation, s.key) for s in app.streams.values() if s.border}
@@ -121,7 +120,6 @@ class Engine:
         self.durable: DurableLog | None = None
         self.lock = reentrant(Rank.ENGINE)
         self.ending = threading.Lock()  # of whoever closes it
-        self.noticing = closing.Noticing(self)
         self.teller = Teller(self.wait)
         self.closed = False
         self.untune: Callable[[], None] = lambda: None
@@ -144,6 +142,7 @@ class Engine:
             survey.check(meta)
         self.database = self._open_database(None if self.directory is None else self.directory.base)
         self.halfway = self.database.halfway
+        self.noticing = closing.Noticing(self.halfway, self._stop_if_torn)
         config = self.config
         evaluation = Evaluation(config.backend, config.spark, config.look_ahead, config.executor != "manual")
         self.runtime = Runtime(self.app, self.graph, self.database, evaluation)
@@ -345,7 +344,16 @@ class Engine:
         with self.noticing:
             self.executor.wake()
 
+    def _stop_if_torn(self) -> None:
+        with self.turn, self.lock:  # or another thread is at it
+            self.executor.stop_if_torn()
+
     # ---- looking
+
+    @property
+    def sequence(self) -> int:
+        """The sequence number of the last batch or call that was accepted."""
+        return self.acceptance.sequence
 
     def query(self, sql: Any, *parameters: Any, **named: Any) -> Result:
         """Run a read-only SQL query over all tables and the ``tidegate.*`` system views, at the newest committed state."""
@@ -370,9 +378,8 @@ class Engine:
         """Follow the batches committed to a stream from now on, as long as this engine is open."""
         self.check_open()
         self.check_emitted(stream)
-        subscription = Subscription(self, stream, capacity)
-        with self.lock:
-            self.runtime.listeners.setdefault(stream, []).append(subscription.receive)
+        subscription = Subscription(self.outbox, stream, capacity)
+        self.outbox.listen(stream, subscription.receive)
         return subscription
 
     def subscribe_durably(self, stream: str, name: str, *, snapshot: bool = True) -> DurableSubscription:

@@ -22,7 +22,10 @@ from tidegate.txn.log.record import Any_, Called, Delivered, Executed, Fed, Push
 from tidegate.txn.repeating import Report
 
 if TYPE_CHECKING:
+    from tidegate.engine.acceptance import Acceptance
     from tidegate.engine.engine import Engine
+    from tidegate.engine.feeding import Feeding
+    from tidegate.outside.outbox import Outbox
 
 log = logging.getLogger("tidegate")
 
@@ -51,7 +54,8 @@ def recover(
     reader = LogReader(engine.directory.files, start)
     records = reader.records(meta.get("chain", 0), lambda lsn: progress(max(lsn - start, 0), survey.end - start))
     with _few_collections():
-        report = Replay(engine, executor, Entries(engine.borders, engine.runtime.units, codecs)).run(records)
+        entries = Entries(engine.borders, engine.runtime.units, codecs)
+        report = Replay(engine.acceptance, engine.feeding, engine.outbox, executor, entries).run(records)
     if report.records:
         progress(survey.end - start, survey.end - start)
     engine.journal.log = None
@@ -70,8 +74,12 @@ class Replay:
     it does is visible outside before it is done.
     """
 
-    def __init__(self, engine: Engine, executor: ReplayExecutor, entries: Entries) -> None:
-        self._engine = engine
+    def __init__(
+        self, acceptance: Acceptance, feeding: Feeding, outbox: Outbox, executor: ReplayExecutor, entries: Entries
+    ) -> None:
+        self._acceptance = acceptance
+        self._feeding = feeding
+        self._outbox = outbox
         self._executor = executor
         self._entries = entries
         self._early: dict[int, Work] = {}  # of records that were read ahead
@@ -80,14 +88,14 @@ class Replay:
     def run(self, records: Iterable[Any_]) -> Report:
         """Apply ``records``."""
         executor, tape = self._executor, self._executor.tape
-        executor.placed = self._engine.sequence
-        tape.insert(records if self._engine.runtime.ahead is None else self._read_ahead(records))
+        executor.placed = self._acceptance.sequence
+        tape.insert(records if self._executor.runtime.ahead is None else self._read_ahead(records))
         if tape.next is not None:
             executor.run_ready()  # the base may hold work that had not run when it was saved
         while tape.next is not None:
             self._apply(tape.take())
             executor.admit_due()
-        self._engine.sequence = executor.placed
+        self._acceptance.sequence = executor.placed
         self._count("batches", executor.batches)
         self._count("executions", executor.executions)
         return self._replayed
@@ -97,7 +105,7 @@ class Replay:
             self._replayed.replayed[what] = self._replayed.replayed.get(what, 0) + number
 
     def _apply(self, record: Any) -> None:
-        engine, executor = self._engine, self._executor
+        acceptance, executor = self._acceptance, self._executor
         match record:
             case Executed():
                 executor.ended_as(record)
@@ -106,23 +114,23 @@ class Replay:
                 work = self._early.pop(id(record)) if id(record) in self._early else self._accepted(record)
                 executor.place(work, None)
             case Resumed():
-                with engine.lock:
-                    engine.sequence = executor.placed
-                    engine.acceptance.resume(record.dataflow, record)
-                    executor.placed = engine.sequence
+                with executor.lock:
+                    acceptance.sequence = executor.placed
+                    acceptance.resume(record.dataflow, record)
+                    executor.placed = acceptance.sequence
                 executor.run_ready()
             case Delivered():
-                engine.outbox.apply_delivered(record)
+                self._outbox.apply_delivered(record)
             case Subscribed():
-                engine.outbox.apply_subscribed(record)
+                self._outbox.apply_subscribed(record)
 
     def _accepted(self, record: Pushed | Fed | Called) -> Work:
         """The entry of a record, accepted again."""
-        engine, entry = self._engine, self._entries.read(record)
+        entry = self._entries.read(record)
         if isinstance(record, Fed) and isinstance(entry, Rows):
-            engine.feeding.prefetch(record.stream, entry.rows or ())
+            self._feeding.prefetch(record.stream, entry.rows or ())
         together = isinstance(record, Fed) and record.together
-        work = engine.acceptance.enter(entry, record.sequence, from_us(record.time_us), together)
+        work = self._acceptance.enter(entry, record.sequence, from_us(record.time_us), together)
         if isinstance(record, Pushed) and work.batches[0].id != record.batch_id:
             raise CorruptionError(
                 f"replay numbers a batch of {record.stream} {work.batches[0].id}, the log says {record.batch_id}; the base does "
@@ -135,7 +143,7 @@ class Replay:
 
         Batches are accepted as they are read: the order on each stream is that of the log all the same.
         """
-        ahead = self._engine.runtime.ahead
+        ahead = self._executor.runtime.ahead
         assert ahead is not None
         waiting: deque[Any_] = deque()
         wanted = 1
@@ -144,7 +152,7 @@ class Replay:
             if isinstance(record, (Pushed, Fed)) and ahead.wanted(record.stream):
                 wanted = ahead.wanted(record.stream)
                 work = self._early[id(record)] = self._accepted(record)
-                self._engine.acceptance.announce(work)
+                self._acceptance.announce(work)
             while len(waiting) > wanted:
                 yield waiting.popleft()
         yield from waiting

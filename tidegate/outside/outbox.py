@@ -242,7 +242,7 @@ class Outbox:
         subscription = self.subscriptions[name] = DurableSubscription(
             self, name, stream, begun, since, self._fingerprint(stream)
         )
-        self._engine.runtime.listeners.setdefault(stream, []).append(subscription.receive)
+        self._engine.runtime.listen(stream, subscription.receive)
         return subscription
 
     def _fingerprint(self, stream: str) -> Chain | Blocks | None:
@@ -254,7 +254,7 @@ class Outbox:
 
     def _drop(self, name: str) -> None:
         subscription = self.subscriptions.pop(name)
-        self._engine.runtime.listeners[subscription.stream].remove(subscription.receive)
+        self._engine.runtime.unlisten(subscription.stream, subscription.receive)
 
     # ---- how much waits
 
@@ -283,6 +283,14 @@ class Outbox:
 
     def now(self) -> dt.datetime:
         return self._engine.clock.now()
+
+    def listen(self, stream: str, receive: Callable[[int, Batch], None]) -> None:
+        with self._engine.lock:
+            self._engine.runtime.listen(stream, receive)
+
+    def unlisten(self, stream: str, receive: Callable[[int, Batch], None]) -> None:
+        with self._engine.lock:
+            self._engine.runtime.unlisten(stream, receive)
 
     # ---- the log
 

@@ -14,7 +14,7 @@ from tidegate.mutex import Rank, reentrant
 from tidegate.streams.batch import Batch
 
 if TYPE_CHECKING:
-    from tidegate.engine.engine import Engine
+    from tidegate.outside.outbox import Outbox
 
 
 class Subscription:
@@ -24,11 +24,11 @@ class Subscription:
     that falls more than ``capacity`` batches behind gets Overloaded: nothing is dropped silently.
     """
 
-    def __init__(self, engine: Engine, stream: str, capacity: int) -> None:
+    def __init__(self, outbox: Outbox, stream: str, capacity: int) -> None:
         own(self)
         self.stream = stream
         self.capacity = capacity
-        self._engine = engine
+        self._outbox = outbox
         self._batches: deque[tuple[int, Batch]] = deque()  # (LSN that makes it final, batch)
         self._guard = reentrant(Rank.LEAF)
         self._arrived = threading.Condition(self._guard)
@@ -40,7 +40,7 @@ class Subscription:
             if self._lost or len(self._batches) >= self.capacity:  # what comes after a gap is not kept either
                 self._lost += 1
             else:
-                self._batches.append((self._engine.outbox.lsn(), batch))
+                self._batches.append((self._outbox.lsn(), batch))
             self._arrived.notify_all()
 
     def get(self, timeout_s: float | None = 0) -> Batch | None:
@@ -61,7 +61,7 @@ class Subscription:
             return None
         lsn, batch = found
         try:
-            self._engine.outbox.wait(lsn)
+            self._outbox.wait(lsn)
         except BaseException:
             with self._guard:
                 self._batches.appendleft(found)
@@ -77,11 +77,7 @@ class Subscription:
 
     def close(self) -> None:
         """Stop following."""
-        with self._engine.lock:
-            listeners = self._engine.runtime.listeners
-            listeners[self.stream].remove(self.receive)
-            if not listeners[self.stream]:
-                del listeners[self.stream]
+        self._outbox.unlisten(self.stream, self.receive)
 
     def __enter__(self) -> Subscription:
         return self

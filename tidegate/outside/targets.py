@@ -31,26 +31,29 @@ class Embedded:
     """An engine in this process."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
         self.position = engine.position
+        self._borders = engine.borders
+        self._acceptance = engine.acceptance
+        self._feed = engine.feed
+        self._push = engine.push
+        self._sync = None if engine.durable is None else engine.durable.sync
 
     def relation(self, stream: str) -> Relation:
-        return self._engine.acceptance.border(stream).relation
+        return self._acceptance.border(stream).relation
 
     def has(self, stream: str) -> bool:
-        return stream in self._engine.borders
+        return stream in self._borders
 
     def check(self, stream: str, row: Any) -> Any:
-        return self._engine.borders[stream].check_row(row)
+        return self._borders[stream].check_row(row)
 
     def put(self, stream: str, rows: Sequence[Any], size: int | None = None, **place: Any) -> None:
-        engine = self._engine
         if size is not None and place:
-            engine.feed(stream, rows, size=size, timeout_s=ROOM_S, **place)
+            self._feed(stream, rows, size=size, timeout_s=ROOM_S, **place)
             return
-        engine.push(stream, rows, timeout_s=ROOM_S, **place)
-        if engine.durable is not None:
-            engine.durable.sync()
+        self._push(stream, rows, timeout_s=ROOM_S, **place)
+        if self._sync is not None:
+            self._sync()
 
 
 class Served:

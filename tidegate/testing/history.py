@@ -81,7 +81,7 @@ class History:
         """Record the batches committed to every interior stream."""
         for stream in app.streams.values():
             if not stream.border:
-                runtime.listeners.setdefault(stream.name, []).append(self._receive)
+                runtime.listen(stream.name, self._receive)
 
     def _receive(self, position: Position, batch: Batch) -> None:
         emitted = self.emitted.setdefault((batch.stream, batch.key), [])

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tidegate import App, Batch, partition
-from tidegate.txn.execution import TRANSITIONS, Execution, State, Why
+from tidegate.txn.execution import TRANSITIONS, Execution, Inputs, State, Why
 from tidegate.txn.locks import Item, LowWaterMarks
-from tidegate.txn.positions import describe
+from tidegate.txn.positions import describe, position
 from tidegate.txn.scheduler import Scheduler
 
 
@@ -292,6 +292,19 @@ def test_a_halted_dataflow_lets_go_of_its_locks_and_others_go_on() -> None:
     assert why(later) == "is put aside: its dataflow is halted in front of position 1.0"
     (new, _) = bench.push("a", 3)
     assert (new.state, new.reason.why) == (State.PARKED, Why.HALTED)
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_a_halt_puts_nothing_aside_that_was_open_when_its_state_was_saved(started: bool) -> None:
+    bench = Bench("a answer", "p: a > x | t", "q: x answer | t", nested=("p q",), keyed=True)
+    unit = bench.graph.units[0]
+    inputs: Inputs = {"a": bench.batch("a", 1, 7)}
+    opened = bench.scheduler.readmit(unit, position(1, 0), 7, 1, inputs, set(), 1, started)
+    bench.sequence = 1
+    (other,) = bench.push("a", 1, 8)
+    bench.scheduler.reconsider([opened], {}, [])
+    assert bench.scheduler.halt(bench.scheduler.take(other)) == ([] if started else [opened.position])
+    assert opened.state is (State.READY if started else State.PARKED)
 
 
 def test_resuming_admits_again_in_the_old_order_at_new_positions() -> None:
