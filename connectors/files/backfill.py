@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
+from tidegate.clock import EPOCH
 from tidegate.connectors.spark.types import check_fits, spark_schema
 from tidegate.dataflows.validation import unknown
 from tidegate.engine.engine import Engine
@@ -32,7 +33,6 @@ from tidegate.streams.spark.reasons import reason_of
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 
-EPOCH = dt.datetime(1970, 1, 1)
 MOMENTS = ("timestamp", "timestamp_ntz")
 CHUNK_ROWS = 50_000  # fed at once, as one record in the log, at most
 FORMATS = ("parquet", "csv", "json")

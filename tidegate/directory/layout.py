@@ -21,8 +21,9 @@ from typing import Any, NamedTuple
 from tidegate.errors import BaseDamaged, DirectoryInUse, LogDamaged, RecoveryRefused, TidegateError
 from tidegate.forking import check_directory, hand_down, own
 from tidegate.guard.private import private_directory
-from tidegate.storage.generations import inspect_base, read_facts, sync_file
-from tidegate.txn.log.files import OsFiles, sync_directory
+from tidegate.storage.generations import inspect_base, read_facts
+from tidegate.syncing import sync_file
+from tidegate.txn.log.files import OsFiles
 
 KEPT_GENERATIONS = 2
 
@@ -69,7 +70,7 @@ class Directory:
         for leftover in self.generations_path.glob("*.partial*"):
             leftover.unlink()
         for made in (path, path.absolute().parent):
-            sync_directory(made)
+            sync_file(made)
 
     @property
     def base(self) -> Path:
@@ -123,7 +124,7 @@ class Directory:
                 partial.chmod(0o600)
                 sync_file(partial)
                 partial.replace(self.base)
-                sync_directory(self.path)
+                sync_file(self.path)
                 report.append(f"the base was rebuilt from generation {generation.number} and the log since")
                 return meta, report
         if oldest_lsn == 0:

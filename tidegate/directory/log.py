@@ -38,11 +38,12 @@ from tidegate.errors import (
 from tidegate.storage.base import letting_signals_through
 from tidegate.storage.codec import check_depth, from_json, to_json, writable
 from tidegate.storage.database import Database
-from tidegate.storage.generations import copy_base, sync_base, sync_file
+from tidegate.storage.generations import copy_base, sync_base
 from tidegate.storage.halfway import TELLING, Halfway
 from tidegate.storage.jsontext import DEPTH
 from tidegate.streams.batch import Batch
 from tidegate.streams.border import Border
+from tidegate.syncing import sync_file
 from tidegate.tuning import Turns
 from tidegate.txn.log.reader import Cut, Entry, LogReader, begin_of
 from tidegate.txn.log.record import (

@@ -33,7 +33,7 @@ class Chunk:
     place: Callable[[int], str] | None = None
 
 
-def check_name(what: str, name: Any) -> None:
+def check_stored_name(what: str, name: Any) -> None:
     """Refuse a name under which nothing could be remembered."""
     if not isinstance(name, str) or not name or text_of(name) != name:
         raise DataError(f"{what} is a text of at least one character, without halves of surrogate pairs; got {name!r}")
@@ -43,7 +43,7 @@ def check_place(source: str | None = None, offset: Any = None, **_: Any) -> None
     """Refuse, before anything is accepted, what could not be remembered together with the rows: a source and its offset."""
     if source is None:
         return
-    check_name("source", source)
+    check_stored_name("source", source)
     try:
         writable(offset)
     except ValueError as error:
