@@ -18,7 +18,7 @@ from tidegate.directory.layout import Directory, generation
 from tidegate.errors import DirectoryInUse, TidegateError
 from tidegate.storage.generations import copy_base
 from tidegate.syncing import sync_file
-from tidegate.txn.log.files import OsFiles
+from tidegate.txn.log.files import OsFiles, sync_directory
 from tidegate.txn.log.reader import LogReader
 
 if TYPE_CHECKING:
@@ -123,8 +123,8 @@ def _finish(partial: Path, target: Path) -> None:
             path.chmod(0o600)
             sync_file(path)
     for folder in [partial, *(p for p in partial.rglob("*") if p.is_dir())]:
-        sync_file(folder)
+        sync_directory(folder)
     if target.exists():
         target.rmdir()
     partial.replace(target)
-    sync_file(target.parent)
+    sync_directory(target.parent)

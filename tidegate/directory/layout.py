@@ -23,7 +23,7 @@ from tidegate.forking import check_directory, hand_down, own
 from tidegate.guard.private import private_directory
 from tidegate.storage.generations import inspect_base, read_facts
 from tidegate.syncing import sync_file
-from tidegate.txn.log.files import OsFiles
+from tidegate.txn.log.files import OsFiles, sync_directory
 
 KEPT_GENERATIONS = 2
 
@@ -70,7 +70,7 @@ class Directory:
         for leftover in self.generations_path.glob("*.partial*"):
             leftover.unlink()
         for made in (path, path.absolute().parent):
-            sync_file(made)
+            sync_directory(made)
 
     @property
     def base(self) -> Path:
@@ -124,7 +124,7 @@ class Directory:
                 partial.chmod(0o600)
                 sync_file(partial)
                 partial.replace(self.base)
-                sync_file(self.path)
+                sync_directory(self.path)
                 report.append(f"the base was rebuilt from generation {generation.number} and the log since")
                 return meta, report
         if oldest_lsn == 0:

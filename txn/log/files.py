@@ -7,8 +7,6 @@ import os
 from pathlib import Path
 from typing import Protocol
 
-from tidegate.syncing import sync_file
-
 DSYNC: int | None = getattr(os, "RWF_DSYNC", None)
 NOT_KNOWN = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}
 REPEATED = 4096  # bytes that are written once more rather than synced on their own
@@ -69,7 +67,7 @@ class OsFiles:
         path = self.directory / name
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            sync_file(self.directory)
+            sync_directory(self.directory)
         except BaseException:
             os.close(handle)
             path.unlink()
@@ -93,7 +91,7 @@ class OsFiles:
 
     def remove(self, name: str) -> None:
         (self.directory / name).unlink()
-        sync_file(self.directory)
+        sync_directory(self.directory)
 
 
 class SegmentGone(OSError):
@@ -175,3 +173,12 @@ class _OsFile:
 def _identity(path: str) -> tuple[int, int]:
     found = os.stat(path)
     return found.st_dev, found.st_ino
+
+
+def sync_directory(directory: Path) -> None:
+    """Make creations, renames and removals in ``directory`` durable."""
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
