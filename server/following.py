@@ -17,7 +17,7 @@ from tidegate.server.answers import error_facts, json_response
 from tidegate.server.bodies import Acknowledged, check_query, decode, read_json, whole_number
 from tidegate.server.context import Context, holder_of
 from tidegate.server.feeds import Event, Tail
-from tidegate.server.named import Session
+from tidegate.server.named import NamedConnection
 from tidegate.server.tokens import Token
 from tidegate.wire import speak
 
@@ -43,7 +43,7 @@ class Subscriber:
         self.stream = stream
         self.name = name
         self._cursor = cursor
-        self._source: Tail | Session | None = None
+        self._source: Tail | NamedConnection | None = None
 
     async def open(self) -> str | None:
         """Begin; returns the cursor of a subscriber that has seen everything so far (None for a named one)."""

@@ -278,7 +278,7 @@ def show_log(
 
     Example: tidegate log data --limit 20
     """
-    from tidegate.offline.logview import entries, table
+    from tidegate.offline.log_entries import entries, table
 
     found: list[dict[str, Any]] = []
     try:

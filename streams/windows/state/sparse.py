@@ -24,7 +24,7 @@ SHORT = 256  # columns of a row that is not cut into pages
 FieldName = tuple[str, str | None]
 
 
-class Pages:
+class SparseTable:
     """``columns`` panes (or a few more, always empty) for each of ``room`` keys."""
 
     def __init__(self, fields: Sequence[Field], columns: int, room: int) -> None:
