@@ -18,8 +18,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from tidegate.connectors.postgres.pgoutput import UNCHANGED, Change, Commit, Decoder
 from tidegate.connectors.shared.families import PRINTED, postgres_told
 from tidegate.connectors.shared.reading import UNREADABLE, RowReader, from_text, reason
-from tidegate.connectors.sql.address import connect_database, shown_database
-from tidegate.errors import SinkError, SourceError
+from tidegate.connectors.sql.address import connect_source, shown_database
+from tidegate.errors import SourceError
 from tidegate.outside.sources import Checked, Malformed, Polled
 from tidegate.storage.schema import Relation, Row
 
@@ -60,10 +60,7 @@ class PostgresChanges:
         fields: Mapping[str, str] | None = None,
         ignore_unknown: bool = False,
     ) -> None:
-        try:
-            self._database = connect_database(url)
-        except SinkError as error:
-            raise SourceError(str(error), fatal=True) from None
+        self._database = connect_source(url)
         if self._database.dialect.name != "postgresql":
             raise SourceError(f"PostgresChanges reads PostgreSQL, got {self._database.url.drivername}", fatal=True)
         self._shown = shown_database(self._database.url)

@@ -16,8 +16,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from tidegate.connectors.shared.families import Told, known, postgres_told
 from tidegate.connectors.shared.reading import RowReader, read_all
-from tidegate.connectors.sql.address import connect_database, missing_file, shown_database
-from tidegate.errors import SinkError, SourceError
+from tidegate.connectors.sql.address import connect_source, missing_file, shown_database
+from tidegate.errors import SourceError
 from tidegate.outside.sources import Checked, Polled
 from tidegate.storage.schema import Relation
 
@@ -43,10 +43,7 @@ class SqlSource:
         fields: Mapping[str, str] | None = None,
         ignore_unknown: bool = False,
     ) -> None:
-        try:
-            self._database = connect_database(url)
-        except SinkError as error:
-            raise SourceError(str(error), fatal=True) from None
+        self._database = connect_source(url)
         self._shown = shown_database(self._database.url)
         self._owned = not isinstance(url, sa.Engine)
         self._table = f"{table} AS tidegate_source" if table.lstrip().startswith("(") else table

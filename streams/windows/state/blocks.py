@@ -25,11 +25,11 @@ from tidegate.storage.schema import Relation
 from tidegate.streams.windows.declare.kinds import WindowSpec
 from tidegate.streams.windows.state.column_state import Frontier, Taken
 from tidegate.streams.windows.state.columns import Array, Columns
-from tidegate.streams.windows.state.fields import ROWS
+from tidegate.streams.windows.state.fields import ROWS, Partials
 from tidegate.streams.windows.state.keys import ascending
 from tidegate.streams.windows.state.panes import Names, PaneState, Part, results_of
 from tidegate.streams.windows.state.results import ResultRows, Results
-from tidegate.streams.windows.state.runs import Groups, Partials, Run, Suffixes, side_by_side
+from tidegate.streams.windows.state.runs import Groups, Run, Suffixes, side_by_side
 from tidegate.streams.windows.state.sparse import SparseTable, flat
 from tidegate.streams.windows.state.times import NEVER, Step
 
