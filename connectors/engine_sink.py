@@ -30,9 +30,9 @@ class EngineSink:
         self.stream = stream
 
     def open(self, name: str, relation: Relation) -> None:
-        from tidegate.outside.targets import target_of
+        from tidegate.outside.destinations import destination_of
 
-        found = target_of(self.target).relation(self.stream)
+        found = destination_of(self.target).relation(self.stream)
         if [(c.name, c.type) for c in found.columns] != [(c.name, c.type) for c in relation.columns]:
             raise SinkError(
                 f"border stream {self.stream} ({_told(found)}) can't take the batches of {relation.name} ({_told(relation)}); "

@@ -2,7 +2,7 @@
 
 A message is acknowledged to the broker only after its rows are on disk here (QoS 1), and a persistent session has the
 broker keep what comes while we are away. If we die between the two, the broker sends the message again: a row may come
-twice, and carries whatever the device put into it to tell. MQTT has no position that could go into our log.
+twice, and carries whatever the device put into it to tell. MQTT has no offset that could go into our log.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tidegate.connectors.shared.reading import RowReader
 from tidegate.connectors.shared.values import JsonValues, Values
 from tidegate.connectors.shared.waiting_line import WaitingLine, arrived
 from tidegate.errors import Overloaded, SourceError
-from tidegate.outside.sources import Checked, Chunk
+from tidegate.outside.sources import Checked, Polled
 from tidegate.storage.schema import Relation
 
 log = logging.getLogger("tidegate")
@@ -81,7 +81,7 @@ class MqttSource:
         """Messages that came and are not on disk yet; what the broker keeps is not known."""
         return len(self._line)
 
-    def check(self, name: str, relation: Relation, position: Any) -> Checked:
+    def check(self, name: str, relation: Relation, offset: Any) -> Checked:
         """Connects under a name of its own, without a session to keep: that of the source and what waits in it stay."""
         self._check_fit(name, relation)
         client = self._made_client(f"tidegate-check-{uuid.uuid4().hex[:8]}", keep=False)
@@ -96,10 +96,10 @@ class MqttSource:
             f"{host}:{port} lets us subscribe" + (f"; {', '.join(shared)} not tried" if shared else ""), None
         )
 
-    def open(self, name: str, relation: Relation, position: Any) -> None:
+    def open(self, name: str, relation: Relation, offset: Any) -> None:
         self._check_fit(name, relation)
         self._line = WaitingLine(self._capacity)
-        self._line.open(position)
+        self._line.open(offset)
         client = self._made_client(self._client_id or f"tidegate-{name}", keep=True)
         client.max_inflight_messages_set(self._capacity)
         client.on_disconnect = self._on_disconnect
@@ -194,13 +194,13 @@ class MqttSource:
         except Overloaded:
             log.debug("%s: the line is full; the broker keeps the message", place)
 
-    def poll(self, limit: int, timeout_s: float) -> Chunk | None:
-        chunk = self._line.take(limit, timeout_s)
-        if chunk is None and self._refused is not None:
+    def poll(self, limit: int, timeout_s: float) -> Polled | None:
+        polled = self._line.take(limit, timeout_s)
+        if polled is None and self._refused is not None:
             raise self._unreachable(self._refused)
-        return chunk
+        return polled
 
-    def committed(self, position: Any) -> None:
+    def committed(self, offset: Any) -> None:
         self._line.done()
 
     def close(self) -> None:

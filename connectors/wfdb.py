@@ -1,6 +1,6 @@
 """Waveform records of PhysioNet's WFDB format as a source: exactly once. Needs ``tidegate[wfdb]``.
 
-The position is the number of the next sample. A stream that is to take a record has a column for each signal that is
+The offset is the number of the next sample. A stream that is to take a record has a column for each signal that is
 wanted, named like the signal in lower case with underscores (``ABP`` → ``abp``, ``MCL1`` → ``mcl1``), or mapped with
 ``fields``; besides, it may have ``record VARCHAR``, ``sample BIGINT``, ``seconds DOUBLE`` and ``at_time TIMESTAMP``.
 """
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from tidegate.errors import SourceError
-from tidegate.outside.sources import Checked, Chunk
+from tidegate.outside.sources import Checked, Polled
 from tidegate.storage.schema import Relation
 
 with warnings.catch_warnings():  # it uses parts of pandas that are on their way out
@@ -62,11 +62,11 @@ class WfdbSource:
         """Samples that are left."""
         return self._length - self._at
 
-    def check(self, name: str, relation: Relation, position: Any) -> Checked:
-        self.open(name, relation, position)  # which only reads
+    def check(self, name: str, relation: Relation, offset: Any) -> Checked:
+        self.open(name, relation, offset)  # which only reads
         return Checked(f"{self._length} samples at {self._rate:g} Hz", self.lag)
 
-    def open(self, name: str, relation: Relation, position: Any) -> None:
+    def open(self, name: str, relation: Relation, offset: Any) -> None:
         try:
             header = wfdb.rdheader(str(self.path))
         except (OSError, ValueError, IndexError) as error:
@@ -98,7 +98,7 @@ class WfdbSource:
                 fatal=True,
             )
         self._check_types(name, relation)
-        self._at = int(position or 0)
+        self._at = int(offset or 0)
         self.finished = self._at >= self._length
         self._since, self._from = time.monotonic(), self._at
 
@@ -122,7 +122,7 @@ class WfdbSource:
         header = wfdb.rdheader(str(self.path), rd_segments=True)
         return list(header.get_sig_name() if hasattr(header, "get_sig_name") else header.sig_name)
 
-    def poll(self, limit: int, timeout_s: float) -> Chunk | None:
+    def poll(self, limit: int, timeout_s: float) -> Polled | None:
         if self.finished:
             return None
         count = min(limit, self._length - self._at)
@@ -135,7 +135,7 @@ class WfdbSource:
         first, self._at = self._at, self._at + count
         rows = self._rows(first, self._at)
         self.finished = self._at >= self._length
-        return Chunk(rows, self._at, (), lambda i: f"{self.path.name}#{first + i}")
+        return Polled(rows, self._at, (), lambda i: f"{self.path.name}#{first + i}")
 
     def _rows(self, first: int, last: int) -> list[tuple[Any, ...]]:
         samples = wfdb.rdrecord(str(self.path), sampfrom=first, sampto=last, smooth_frames=True).p_signal
@@ -155,7 +155,7 @@ class WfdbSource:
                 columns.append([None if gone else v for v, gone in zip(values.tolist(), np.isnan(values), strict=True)])
         return list(zip(*columns, strict=True))
 
-    def committed(self, position: Any) -> None:
+    def committed(self, offset: Any) -> None:
         pass
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from tidegate.dataflows.definitions import (
     Stream,
     TableAccess,
     Trigger,
-    check_name,
+    check_identifier,
 )
 from tidegate.dataflows.graph import Graph
 from tidegate.dataflows.validation import (
@@ -65,7 +65,7 @@ class App:
     """
 
     def __init__(self, name: str = "app", *, recovery: Recovery = "weak") -> None:
-        self.name = check_name("app", name)
+        self.name = check_identifier("app", name)
         if recovery not in ("weak", "strong", "effects"):
             raise DeclarationError(f"app {name}: recovery is 'weak', 'strong' or 'effects', got {recovery!r}")
         self.recovery = recovery
@@ -112,7 +112,7 @@ class App:
         ``key``: split every push into one batch per value of this column; order, windows and locks are per key.
         ``deadline_s`` and ``default``: for a border stream that a nested transaction waits on (a person's decision).
         """
-        check_name("stream", name)
+        check_identifier("stream", name)
         self._name_is_free("stream", name)
         with self.scratch.lock, self.scratch.tentatively():
             relation = self.scratch.define_relation(name, columns)
@@ -182,7 +182,7 @@ class App:
                 )
 
     def _check_relation(self, kind: str, relation: Relation) -> None:
-        check_name(kind, relation.name)
+        check_identifier(kind, relation.name)
         self._name_is_free(kind, relation.name)
         for column in relation.columns:
             if column.name.lower().startswith("tidegate"):
@@ -290,7 +290,7 @@ class App:
             raise DeclarationError(f"procedure {function!r} must be a function declared with def")
         if function.__name__ == "<lambda>":
             raise DeclarationError("procedure <lambda> has no name to call it by; declare it with def")
-        name = check_name("procedure", function.__name__)
+        name = check_identifier("procedure", function.__name__)
         if name in self.nested_groups:
             raise DeclarationError(f"procedure {name!r}: there is a nested transaction of that name; rename one")
         if name in self.procedures:

@@ -151,7 +151,7 @@ class Trigger:
     window: tuple[str, str] | None = None  # (procedure, window)
 
 
-def check_name(kind: str, name: Any) -> str:
+def check_identifier(kind: str, name: Any) -> str:
     """A name users will type in SQL and in error messages: an identifier."""
     if not isinstance(name, str) or not name.isidentifier():
         raise DeclarationError(f"{kind} name must be an identifier like 'votes', got {name!r}", name=name)

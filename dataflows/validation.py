@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from tidegate.dataflows.definitions import Procedure, check_name
+from tidegate.dataflows.definitions import Procedure, check_identifier
 from tidegate.errors import DeclarationError, TidegateError
 from tidegate.streams.windows import WindowSpec, result_relation
 from tidegate.streams.windows.declare.checks import check_columns
@@ -148,7 +148,7 @@ def check_windows(app: App, procedure: Procedure) -> None:
                     f"inputs ({', '.join(procedure.inputs)}); a window is private to the procedure that reads the stream",
                     procedure=procedure.name,
                 )
-        check_name(f"procedure {procedure.name}: window", name)
+        check_identifier(f"procedure {procedure.name}: window", name)
         if name in app.tables or name in app.streams:
             raise DeclarationError(f"procedure {procedure.name}: window name {name!r} is taken by a table or stream")
         if isinstance(spec, JoinSpec):

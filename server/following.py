@@ -17,14 +17,14 @@ from tidegate.server.answers import error_facts, json_response
 from tidegate.server.bodies import Acknowledged, check_query, decode, read_json, whole_number
 from tidegate.server.context import Context, holder_of
 from tidegate.server.feeds import Event, Tail
-from tidegate.server.named import Session
+from tidegate.server.named import NamedConnection
 from tidegate.server.tokens import Token
 from tidegate.wire import speak
 
 log = logging.getLogger("tidegate.server")
 
 
-def check_name(name: str) -> None:
+def check_subscription_name(name: str) -> None:
     """Raise when a subscription can't be called this."""
     if not name or len(name) > 200 or not name.isprintable():
         raise DataError("a subscription's name is 1 to 200 printable characters", column="name")
@@ -35,7 +35,7 @@ class Subscriber:
 
     def __init__(self, context: Context, holder: Token, stream: str, name: str | None, cursor: str | None) -> None:
         if name is not None:
-            check_name(name)
+            check_subscription_name(name)
             holder.check("subscriptions", name)
         self._context = context
         self._holder = holder
@@ -43,7 +43,7 @@ class Subscriber:
         self.stream = stream
         self.name = name
         self._cursor = cursor
-        self._source: Tail | Session | None = None
+        self._source: Tail | NamedConnection | None = None
 
     async def open(self) -> str | None:
         """Begin; returns the cursor of a subscriber that has seen everything so far (None for a named one)."""
@@ -248,7 +248,7 @@ async def waiting(request: Request, context: Context) -> Response:
     name, stream = request.path_params["name"], query.get("stream")
     if stream is None:
         raise DataError("say which stream: ?stream=NAME", column="stream")
-    check_name(name)
+    check_subscription_name(name)
     limit = whole_number(query["limit"], "limit") if "limit" in query else None
     if limit is not None and limit < 1:
         raise DataError(f"limit is at least 1, got {limit}", column="limit")

@@ -2,7 +2,7 @@
 
 One connection at a time serves a name; a newer one takes over, for the older may be a dead line. At most ``WINDOW``
 batches are sent and not acknowledged, so the buffer is bounded; the rest waits in the engine's durable subscription.
-All of it happens on the fan-out thread, in order; only :class:`Session` is touched by the event loop.
+All of it happens on the fan-out thread, in order; only :class:`NamedConnection` is touched by the event loop.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def address_of(cursor: str) -> Address:
     raise DataError(f"{cursor!r} is no cursor of a named subscription; send back what came with a batch", cursor=cursor)
 
 
-class Session:
+class NamedConnection:
     """One connection of a named subscriber. Lives in the event loop."""
 
     def __init__(self, name: str) -> None:
@@ -67,7 +67,7 @@ class Session:
         self._arrived.set()
 
     async def take(self, timeout_s: float) -> list[Event]:
-        """What there is to send, waiting up to ``timeout_s`` seconds; raises when the session has ended."""
+        """What there is to send, waiting up to ``timeout_s`` seconds; raises when the connection has ended."""
         if not self._events and self.error is None:
             try:
                 async with asyncio.timeout(timeout_s):
@@ -86,7 +86,7 @@ class _Served:
 
     def __init__(self, subscription: DurableSubscription) -> None:
         self.subscription = subscription
-        self.session: Session | None = None
+        self.connection: NamedConnection | None = None
         self.sent: OrderedDict[Address, Batch] = OrderedDict()  # not acknowledged, in the order in which they were sent
         self.before: list[Address] = []  # what the last connection had not acknowledged, in order
         self.woken = False
@@ -108,24 +108,24 @@ class NamedFeeds:
         self._loop = asyncio.get_running_loop()
         self._served: dict[str, _Served] = {}
 
-    async def attach(self, stream: str, name: str, acknowledged: str | None, holder: Token) -> Session:
+    async def attach(self, stream: str, name: str, acknowledged: str | None, holder: Token) -> NamedConnection:
         """Serve ``name`` on a new connection. ``acknowledged``: the last batch dealt with, as EventSource sends it."""
         self._engine.check_emitted(stream)
-        session = Session(name)
+        connection = NamedConnection(name)
         last = None if acknowledged is None else address_of(acknowledged)
 
         def job() -> None:
             served = self._serve(stream, name, holder)
-            if served.session is not None:
-                self._tell(served.session.end, TakenOver(f"another connection serves {name!r} now", name=name))
+            if served.connection is not None:
+                self._tell(served.connection.end, TakenOver(f"another connection serves {name!r} now", name=name))
             if last is not None:
                 self._acknowledge(served, self._up_to(served, last))
-            served.session = session
+            served.connection = connection
             served.put_back()
             self._pump(served)
 
         await self._ask(job)
-        return session
+        return connection
 
     async def acknowledge(self, name: str, told: Acknowledged) -> int:
         """The batches are dealt with; ``up_to``: and everything sent before them. Returns when that is on disk."""
@@ -155,13 +155,13 @@ class NamedFeeds:
 
         return await self._ask(job)
 
-    def detach(self, session: Session) -> None:
+    def detach(self, connection: NamedConnection) -> None:
         """The connection is gone: what it had not acknowledged goes to the next one."""
 
         def job() -> None:
-            served = self._served.get(session.name)
-            if served is not None and served.session is session:
-                served.session = None
+            served = self._served.get(connection.name)
+            if served is not None and served.connection is connection:
+                served.connection = None
                 served.put_back()
 
         self._feeds.call(job)
@@ -169,16 +169,16 @@ class NamedFeeds:
     def let_go(self) -> None:
         """Tell everyone that the server is stopping."""
         for served in list(self._served.values()):
-            if served.session is not None:
-                served.session.end(EngineClosed("the server is stopping; what was not acknowledged is kept"))
+            if served.connection is not None:
+                served.connection.end(EngineClosed("the server is stopping; what was not acknowledged is kept"))
 
     async def remove(self, name: str) -> None:
         """Forget the subscription and what it had not acknowledged."""
 
         def job() -> None:
             served = self._known(name)
-            if served.session is not None:
-                self._tell(served.session.end, TakenOver(f"subscription {name!r} was removed", name=name))
+            if served.connection is not None:
+                self._tell(served.connection.end, TakenOver(f"subscription {name!r} was removed", name=name))
             self._engine.outbox.unsubscribe(name)
             del self._served[name]
 
@@ -195,7 +195,7 @@ class NamedFeeds:
                         "name": name,
                         "stream": s.stream,
                         "waiting": len(s),
-                        "connected": name in self._served and self._served[name].session is not None,
+                        "connected": name in self._served and self._served[name].connection is not None,
                         "delivered_by_sink": name in outbox.deliveries,
                     }
                     for name, s in outbox.subscriptions.items()
@@ -251,7 +251,7 @@ class NamedFeeds:
         """Hand the connection what its window has room for."""
         served.woken = False
         room = WINDOW - len(served.sent)
-        if served.session is None or room <= 0:
+        if served.connection is None or room <= 0:
             return
         batches = served.subscription.take(room)
         wire = self._feeds.wires[served.subscription.stream]
@@ -261,7 +261,7 @@ class NamedFeeds:
             cursor = cursor_of((batch.key, batch.id))
             events.append(Event(0, cursor, speak({**batch_facts(wire, batch), "cursor": cursor})))
         if events:
-            self._tell(served.session.put, events)
+            self._tell(served.connection.put, events)
 
     def _up_to(self, served: _Served, address: Address) -> list[Address]:
         """This batch and those sent before it; only this one when the server that sent it is no more."""

@@ -40,7 +40,7 @@ async def answer(request: Request, context: Context) -> Response:
     batch_id = whole_number(request.path_params["batch_id"], "batch_id")
     rows = border.check_rows(context.feeds.wires[name].read([row]))
     (key,) = border.split(rows)
-    _check_name(request.query_params.get("question"), name, key, batch_id)
+    _check_question(request.query_params.get("question"), name, key, batch_id)
     await context.driver.do(lambda: _check_open(engine, name, key, batch_id))
     try:
         return await push_read(request, context, name, Pushed(list(rows), batch_id))
@@ -53,7 +53,7 @@ async def answer(request: Request, context: Context) -> Response:
         ) from error
 
 
-def _check_name(given: str | None, stream: str, key: Any, batch_id: int) -> None:
+def _check_question(given: str | None, stream: str, key: Any, batch_id: int) -> None:
     """An answer that says which question it is for must not reach another: its key or id was changed on the way."""
     expected = question_id(stream, key, batch_id)
     if given is not None and given != expected:

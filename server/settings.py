@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tidegate.errors import TidegateError
+from tidegate.guard.addresses import is_loopback
 from tidegate.guard.private import check_secret
-from tidegate.server.sites import is_loopback
 
 
 @dataclass(frozen=True)

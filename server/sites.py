@@ -6,12 +6,12 @@ rebinding) is refused, and one from a page of another origin (cross-site forgery
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from urllib.parse import urlsplit
 
 from tidegate.errors import NotAllowed
+from tidegate.guard.addresses import is_loopback
 
 LOOPBACK_NAMES = {"localhost", "127.0.0.1", "::1", "[::1]"}
 
@@ -53,16 +53,6 @@ class Sites:
                 )
         elif origin is None and headers.get("sec-fetch-site") in ("cross-site", "same-site") and not everyone:
             raise NotAllowed("pages of another site may not use this server")
-
-
-def is_loopback(host: str) -> bool:
-    """Is this an address of this machine only?"""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 @lru_cache(256)

@@ -238,9 +238,6 @@ class Base:
         self.connection.execute(f"INSERT INTO {base_name(schema)} SELECT {columns} FROM merge_rows r")
         self.connection.unregister("merge_rows")
 
-    def read_meta(self) -> dict[str, Any]:
-        return {name: json.loads(value) for name, value in self.connection.execute(f"FROM {META}").fetchall()}
-
     def close(self) -> None:
         self._readers.close()
         self.connection.close()

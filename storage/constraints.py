@@ -19,7 +19,7 @@ from tidegate.storage.sql.parsing import parse_expression
 from tidegate.storage.sql.semantics import Fallback
 
 if TYPE_CHECKING:
-    from tidegate.storage.sql.overlay import Session
+    from tidegate.storage.sql.overlay import BaseConnection
     from tidegate.storage.view import View
 
 Default = Callable[["View"], Any]
@@ -41,17 +41,17 @@ def folding(execute: Callable[[str], Any]) -> Fold:
 class Checks:
     """The CHECK constraints of one table."""
 
-    def __init__(self, schema: TableSchema, session: Session) -> None:
+    def __init__(self, schema: TableSchema, connection: BaseConnection) -> None:
         self.schema = schema
         scope = Scope().add(schema, schema.name, "row")
-        self._checks = [(check, _compiled(check, scope, session)) for check in schema.checks]
+        self._checks = [(check, _compiled(check, scope, connection)) for check in schema.checks]
 
-    def enforce(self, rows: Sequence[Row], session: Callable[[], Session]) -> None:
+    def enforce(self, rows: Sequence[Row], connection: Callable[[], BaseConnection]) -> None:
         """Raise ConstraintError for the first row that a CHECK is false for (NULL passes, as in SQL)."""
         for check, holds in self._checks:
             refused = _first_false(rows, holds) if holds is not None else _FALLBACK
             if refused is _FALLBACK:
-                refused = self._ask(check, rows, session())
+                refused = self._ask(check, rows, connection())
             if refused is not None:
                 raise ConstraintError(
                     f"{self.schema.name} has CHECK ({check.expression}), which is false for {tuple(refused)!r}",
@@ -61,17 +61,17 @@ class Checks:
                     check=check.expression,
                 )
 
-    def _ask(self, check: Check, rows: Sequence[Row], session: Session) -> Row | None:
+    def _ask(self, check: Check, rows: Sequence[Row], connection: BaseConnection) -> Row | None:
         """The first row for which DuckDB finds the CHECK false, all rows in one query."""
         if not rows:
             return None
         names = [f'CAST(r."{c.name}" AS {c.type.sql}) AS "{c.name}"' for c in self.schema.columns]
         places = arrow_table(self.schema, rows).append_column("tg:place", [range(len(rows))])
-        session.show("tg_checked", places)
+        connection.show("tg_checked", places)
         table = f'(SELECT {", ".join(names)}, "tg:place" FROM tg_checked AS r) AS "{self.schema.name}"'
         sql = f'SELECT min("tg:place") FROM {table} WHERE NOT ({check.expression})'
         try:
-            found = session.cursor.execute(sql).fetchall()[0]
+            found = connection.cursor.execute(sql).fetchall()[0]
         except duckdb.Error as error:
             raise StatementError(
                 f"CHECK ({check.expression}) of {self.schema.name}: {str(error).splitlines()[0]}",
@@ -83,12 +83,12 @@ class Checks:
 _FALLBACK: Any = object()
 
 
-def _compiled(check: Check, scope: Scope, session: Session) -> Any:
+def _compiled(check: Check, scope: Scope, connection: BaseConnection) -> Any:
     try:
         tree, draws = parse_expression(check.expression, f"CHECK ({check.expression})")
         if draws:
             return None
-        compiler = Compiler(scope, folding(session.cursor.execute), 0)
+        compiler = Compiler(scope, folding(connection.cursor.execute), 0)
         code = compiler.value(tree)
         return compiler.function(code.text, "row, p=()") if code.family == "boolean" else None
     except (NotCompilable, StatementError):
@@ -105,7 +105,7 @@ def _first_false(rows: Sequence[Row], holds: Callable[[Row], Any]) -> Any:
     return None
 
 
-def prepare_default(column: Column, session: Session) -> Default:
+def prepare_default(column: Column, connection: BaseConnection) -> Default:
     """The function that gives a column's DEFAULT; a constant is evaluated once."""
     assert column.default is not None
     what = f"DEFAULT {column.default} of {column.name}"
@@ -120,16 +120,16 @@ def prepare_default(column: Column, session: Session) -> Default:
             {f"p{i}": to_duckdb(draw(view, kind)) for i, kind in enumerate(draws)},
             column,
         )
-    value = _evaluate(session, sql, {}, column)
+    value = _evaluate(connection, sql, {}, column)
     return lambda view: value
 
 
 _DIRECT = {"now": "TIMESTAMP", "today": "DATE", "time": "TIME", "random": "DOUBLE", "uuid": "UUID"}
 
 
-def _evaluate(session: Session, sql: str, given: dict[str, Any], column: Column) -> Any:
+def _evaluate(connection: BaseConnection, sql: str, given: dict[str, Any], column: Column) -> Any:
     try:
-        found = session.cursor.execute(sql, given).fetchall()[0]
+        found = connection.cursor.execute(sql, given).fetchall()[0]
     except duckdb.Error as error:
         raise StatementError(f"DEFAULT of {column.name}: {str(error).splitlines()[0]}", sql=sql) from None
     return None if found[0] is None else column.type.coerce(tupled(found[0]))

@@ -18,7 +18,7 @@ from tidegate.storage.indexes import SecondaryIndex
 from tidegate.storage.merges import Changes
 from tidegate.storage.schema import Column, Key, Row, TableSchema
 from tidegate.storage.setaside import restored
-from tidegate.storage.sql.overlay import Session
+from tidegate.storage.sql.overlay import BaseConnection
 from tidegate.storage.versions import VersionedTable
 from tidegate.storage.view import View, WriteSet
 from tidegate.storage.writing import Delta
@@ -57,7 +57,7 @@ class Database:
         self._too_large: dict[str, int] = {}  # tables that did not fit in memory -> number of merges at that time
         self._loading = mutex(Rank.LOADING)
         self._local = threading.local()
-        self._sessions: list[Session] = []
+        self._connections: list[BaseConnection] = []
         self._checks: dict[str, Checks] = {}
         self._defaults: dict[int, tuple[Column, Default]] = {}  # by the column's identity, which the entry keeps
         for schema in schemas:
@@ -140,9 +140,9 @@ class Database:
     def reopen(self) -> None:
         """DuckDB has given up on the base: let go of every connection to it, and open it again."""
         with self.base.gate:
-            for session in self._sessions:
-                session.cursor.close()
-            self._sessions.clear()
+            for connection in self._connections:
+                connection.cursor.close()
+            self._connections.clear()
             self._checks.clear()
             self._defaults.clear()
             self.base.reopen()
@@ -233,24 +233,24 @@ class Database:
 
     # ---- DuckDB for SQL in procedures
 
-    def session(self) -> Session:
+    def session(self) -> BaseConnection:
         """This thread's own connection to the base."""
-        session: Session | None = getattr(self._local, "session", None)
-        if session is None or self._local.opening != self.base.opening:
+        connection: BaseConnection | None = getattr(self._local, "connection", None)
+        if connection is None or self._local.opening != self.base.opening:
             self._local.opening = self.base.opening
-            session = self._local.session = Session(self.base.cursor())
-            self._sessions.append(session)
-        return session
+            connection = self._local.connection = BaseConnection(self.base.cursor())
+            self._connections.append(connection)
+        return connection
 
     def discard_session(self) -> None:
         """This thread's connection was interrupted: what comes of the next query on it can't be known, so that gets a new one.
 
         It closes when the last one who holds it lets go: whoever interrupts it may be about to do so.
         """
-        session = getattr(self._local, "session", None)
-        if session is not None:
-            self._local.session = None
-            self._sessions.remove(session)
+        connection = getattr(self._local, "connection", None)
+        if connection is not None:
+            self._local.connection = None
+            self._connections.remove(connection)
 
     # ---- constraints
 
@@ -273,6 +273,6 @@ class Database:
         return found[1](view)
 
     def close(self) -> None:
-        for session in self._sessions:
-            session.cursor.close()
+        for connection in self._connections:
+            connection.cursor.close()
         self.base.close()

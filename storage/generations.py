@@ -7,7 +7,6 @@ checksum when it reads the block, so a base is *sound* when all of it can be rea
 from __future__ import annotations
 
 import json
-import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from tidegate.crashpoints import crash_point
 from tidegate.errors import BaseDamaged
 from tidegate.storage.base import BASE_SCHEMA, META, close_to_others, write_error
 from tidegate.storage.ddl import quote
+from tidegate.syncing import sync_file
 
 
 def inspect_base(path: Path) -> dict[str, Any]:
@@ -90,15 +90,6 @@ def sync_base(path: Path) -> None:
     """Make what DuckDB did to the directory (a write-ahead log that is gone) durable too; one that is new is its owner's."""
     close_to_others(path)
     sync_file(path.parent)
-
-
-def sync_file(path: Path) -> None:
-    """Returns when the file (or directory) is on disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _text(path: Path) -> str:

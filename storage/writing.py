@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
@@ -11,6 +11,9 @@ from tidegate.storage.arrow import arrow_keys, arrow_table
 from tidegate.storage.merges import Changes
 from tidegate.storage.schema import Key, Row, TableSchema
 from tidegate.storage.setaside import REFUSALS, Aside, SetAside, cause_of, in_turn, refused
+
+if TYPE_CHECKING:
+    from tidegate.storage.base import Base
 
 
 class Delta(NamedTuple):
@@ -20,19 +23,10 @@ class Delta(NamedTuple):
     inserted: pa.Table | None
 
 
-class Target(Protocol):
-    """The base, as far as it is asked about rows."""
-
-    aside: Aside
-    merges: int
-
-    def attempt(self, schema: TableSchema, rows: Sequence[Row]) -> Exception | None: ...
-
-
 class Writing:
     """What one merge writes: the changes of every table as Arrow, without the rows that DuckDB does not take."""
 
-    def __init__(self, base: Target, changes: Mapping[TableSchema, Iterable[Changes]], at: str | None) -> None:
+    def __init__(self, base: Base, changes: Mapping[TableSchema, Iterable[Changes]], at: str | None) -> None:
         self._base = base
         self._at = at
         self.aside = Aside()

@@ -24,6 +24,7 @@ LAYERS = (
         "tidegate.crashpoints",
         "tidegate.forking",
         "tidegate.mutex",
+        "tidegate.syncing",
         "tidegate.tuning",
     ),
     ("tidegate.guard",),

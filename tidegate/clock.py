@@ -17,8 +17,8 @@ class Clock(Protocol):
         ...
 
 
-_EPOCH = dt.datetime(1970, 1, 1)
-_EPOCH_UTC = _EPOCH.replace(tzinfo=dt.UTC)
+EPOCH = dt.datetime(1970, 1, 1)
+_EPOCH_UTC = EPOCH.replace(tzinfo=dt.UTC)
 
 
 class SystemClock:
@@ -26,6 +26,6 @@ class SystemClock:
 
     def now(self) -> dt.datetime:
         """Every push asks: subtracting and adding takes a quarter of the time that ``replace(tzinfo=None)`` does."""
-        return _EPOCH + (dt.datetime.now(dt.UTC) - _EPOCH_UTC)
+        return EPOCH + (dt.datetime.now(dt.UTC) - _EPOCH_UTC)
 
     monotonic = staticmethod(time.monotonic)

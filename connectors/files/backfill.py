@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
+from tidegate.clock import EPOCH
 from tidegate.connectors.spark.types import check_fits, spark_schema
 from tidegate.dataflows.validation import unknown
 from tidegate.engine.engine import Engine
@@ -32,7 +33,6 @@ from tidegate.streams.spark.reasons import reason_of
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 
-EPOCH = dt.datetime(1970, 1, 1)
 MOMENTS = ("timestamp", "timestamp_ntz")
 CHUNK_ROWS = 50_000  # fed at once, as one record in the log, at most
 FORMATS = ("parquet", "csv", "json")
@@ -54,13 +54,13 @@ class Backfilled:
 class Place:
     """How far the feed has come: rows, and the value of the first order column with how many rows of it."""
 
-    def __init__(self, history: str, position: Any) -> None:
-        known = position or {"rows": 0, "key": None, "ties": 0}
+    def __init__(self, history: str, offset: Any) -> None:
+        known = offset or {"rows": 0, "key": None, "ties": 0}
         self.history = history
         self.rows, self.key, self.ties = int(known["rows"]), known["key"], int(known["ties"])
 
     def advance(self, keys: Iterable[Any]) -> dict[str, Any]:
-        """The position when rows with these keys are in, too."""
+        """The offset when rows with these keys are in, too."""
         for value in keys:
             key = None if value is None else _text(value)
             self.ties = self.ties + 1 if key == self.key else 1
@@ -98,16 +98,16 @@ def backfill(
     with _reading(files):
         frame = read_history(spark, files, relation, order_by, format)
         history = _fingerprint(frame, order_by)
-        position = _position(engine, source, history)
-        place = Place(history, position)
+        after = _offset(engine, source, history)
+        place = Place(history, after)
         resumed_at, total, batches = place.rows, _counted(frame, relation), 0
         key = relation.index_of[order_by[0]]
         rows = _sorted_rows(frame, relation, order_by, place)
         progress(resumed_at, total)
         while chunk := list(islice(rows, max(min(engine.config.look_ahead, CHUNK_ROWS // size), 1) * size)):
             offset = place.advance(row[key] for row in chunk)
-            batches += engine.feed(stream, chunk, size=size, source=source, offset=offset, after=position)
-            position = offset
+            batches += engine.feed(stream, chunk, size=size, source=source, offset=offset, after=after)
+            after = offset
             progress(place.rows, total)
     return Backfilled(stream, source, total, resumed_at, place.rows - resumed_at, batches)
 
@@ -207,7 +207,7 @@ def _path(file: str | Path) -> str:
 
 
 def _fingerprint(frame: DataFrame, order_by: Sequence[str]) -> str:
-    """Which files, how large, in which order: a position means something for these only."""
+    """Which files, how large, in which order: an offset means something for these only."""
     facts = [*order_by]
     for file in sorted(frame.inputFiles()):
         local = unquote(urlsplit(file).path)
@@ -215,16 +215,16 @@ def _fingerprint(frame: DataFrame, order_by: Sequence[str]) -> str:
     return hashlib.blake2b("\n".join(facts).encode(), digest_size=8).hexdigest()
 
 
-def _position(engine: Engine, source: str, history: str) -> Any:
-    position = engine.position(source)
-    if position is not None and (not isinstance(position, dict) or position.get("history") != history):
+def _offset(engine: Engine, source: str, history: str) -> Any:
+    offset = engine.position(source)
+    if offset is not None and (not isinstance(offset, dict) or offset.get("history") != history):
         raise DataError(
-            f"source {source!r} stands at {position!r} of another history: the files, their sizes or the order have "
+            f"source {source!r} stands at {offset!r} of another history: the files, their sizes or the order have "
             f"changed since. Use the same files to go on; use another --source for rows that are not in yet",
             source=source,
-            position=position,
+            position=offset,
         )
-    return position
+    return offset
 
 
 def _sorted_rows(

@@ -25,6 +25,7 @@ from tidegate.errors import SinkError
 from tidegate.storage.schema import Relation
 from tidegate.streams.batch import Batch
 from tidegate.streams.border import digest
+from tidegate.syncing import sync_file
 
 Format = Literal["ndjson", "csv", "parquet"]
 DIGEST = b"tidegate.digest"
@@ -57,7 +58,7 @@ class FileSink:
             self.directory.mkdir(parents=True, exist_ok=True)
             for left in self.directory.rglob(f".{relation.name}-*.tmp"):
                 left.unlink(missing_ok=True)
-            _sync(self.directory.parent)
+            sync_file(self.directory.parent)
         except OSError as error:
             raise self._refused(relation.name, error) from error
 
@@ -107,7 +108,7 @@ class FileSink:
                     touched |= self._made(path.parent)
                     self._put(part, path)
             for directory in touched:
-                _sync(directory)  # also when all were there: the rename may not be on disk yet
+                sync_file(directory)  # also when all were there: the rename may not be on disk yet
         except OSError as error:
             raise self._refused(batches[0].stream, error) from error
 
@@ -169,14 +170,6 @@ def _in_a_name(key: str) -> str:
     if len(text) <= LONGEST_KEY:
         return text
     return f"{text[:LONGEST_KEY]}~{short_digest(key)}"
-
-
-def _sync(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 # ---- a batch as the bytes of a file: the same bytes for the same batch

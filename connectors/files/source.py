@@ -1,6 +1,6 @@
 """Files as a source: one, or all of a directory; to their end, or as they grow; exactly once.
 
-The position names the file that is being read, the place in it, and the files that were read before:
+The offset names the file that is being read, the place in it, and the files that were read before:
 ``{"file": "b.csv", "at": 1234, "head": "…", "done": ["a.csv"]}``. A file is recognised by its name and its first bytes.
 """
 
@@ -17,7 +17,7 @@ from zlib import crc32
 from tidegate.connectors.files.formats import FORMATS, SUFFIXES, Content
 from tidegate.connectors.shared.reading import RowReader
 from tidegate.errors import SourceError
-from tidegate.outside.sources import Checked, Chunk
+from tidegate.outside.sources import Checked, Polled
 from tidegate.storage.schema import Relation
 
 log = logging.getLogger("tidegate")
@@ -33,7 +33,7 @@ class FileSource:
     a single text file is read on as it grows (``tail -f``; a file put in its place is begun anew), a directory is
     watched for new files, which must appear whole, by a rename. Names that begin with a dot or end with ``.tmp`` are
     left alone. ``archive``: a directory files are moved to once all of their rows are on disk here; without it the
-    position grows with the number of files. ``fields``, ``ignore_unknown``: see :mod:`tidegate.connectors.shared.reading`.
+    offset grows with the number of files. ``fields``, ``ignore_unknown``: see :mod:`tidegate.connectors.shared.reading`.
     """
 
     def __init__(
@@ -80,21 +80,21 @@ class FileSource:
     def _directory(self) -> Path:
         return self.path if self.path.is_dir() else self.path.parent
 
-    def check(self, name: str, relation: Relation, position: Any) -> Checked:
-        self._find(relation, position)
+    def check(self, name: str, relation: Relation, offset: Any) -> Checked:
+        self._find(relation, offset)
         found = len(self._waiting())
         return Checked(f"{found} {'file' if found == 1 else 'files'} to read", self.lag)
 
-    def open(self, name: str, relation: Relation, position: Any) -> None:
+    def open(self, name: str, relation: Relation, offset: Any) -> None:
         if self.archive is not None:
             self.archive.mkdir(parents=True, exist_ok=True)
-        self._find(relation, position)
+        self._find(relation, offset)
 
-    def _find(self, relation: Relation, position: Any) -> None:
+    def _find(self, relation: Relation, offset: Any) -> None:
         """Where we are, and whether the first file fits."""
         self._reader = RowReader(relation, *self._options)
         self._finished = False
-        found = position or {"file": None, "at": 0, "head": "", "done": []}
+        found = offset or {"file": None, "at": 0, "head": "", "done": []}
         self._done = set(found["done"])
         self._name, self._at, self._head = found["file"], found["at"], found["head"]
         archived = self.archive is not None and (self.archive / self.path.name).exists()
@@ -148,18 +148,18 @@ class FileSource:
         self._head = _head(path)
         self._inode = path.stat().st_ino
 
-    def poll(self, limit: int, timeout_s: float) -> Chunk | None:
+    def poll(self, limit: int, timeout_s: float) -> Polled | None:
         ends = time.monotonic() + timeout_s
         while True:
             try:
-                chunk = self._next(limit)
+                polled = self._next(limit)
             except OSError as error:
                 raise SourceError(f"can't read {self.path}: {error}") from error
-            if chunk is not None or self._finished or time.monotonic() >= ends:
-                return chunk
+            if polled is not None or self._finished or time.monotonic() >= ends:
+                return polled
             time.sleep(min(LOOK_S, max(0.0, ends - time.monotonic())))
 
-    def _next(self, limit: int) -> Chunk | None:
+    def _next(self, limit: int) -> Polled | None:
         """Rows of the file at hand, or of the next that has some."""
         while True:
             if self._content is None:
@@ -174,7 +174,7 @@ class FileSource:
                 rows, malformed, self._at, place = found
                 if not self._head:
                     self._head = _head(self._directory / str(self._name))
-                return Chunk(rows, self._position(), malformed, place)
+                return Polled(rows, self._offset(), malformed, place)
             if self.follow and not self._many and not self._replaced():
                 return None
             self._end_of_file()
@@ -204,10 +204,10 @@ class FileSource:
         if self.archive is not None:
             os.replace(self._directory / name, self.archive / name)
 
-    def _position(self) -> dict[str, Any]:
+    def _offset(self) -> dict[str, Any]:
         return {"file": self._name, "at": self._at, "head": self._head, "done": sorted(self._done)}
 
-    def committed(self, position: Any) -> None:
+    def committed(self, offset: Any) -> None:
         pass
 
     def close(self) -> None:

@@ -19,7 +19,8 @@ from typing import Any
 
 from tidegate.connectors.http.arriving import Arriving, TooMuch
 from tidegate.errors import NotAllowed, ServerError, SourceError
-from tidegate.server.sites import Sites, is_loopback
+from tidegate.guard.addresses import is_loopback
+from tidegate.server.sites import Sites
 from tidegate.server.tokens import Token, Tokens, digest_of
 
 HEADER_BYTES = 32 << 10

@@ -24,7 +24,7 @@ from tidegate.connectors.http.listening import BoundedServer, Door, Handler, say
 from tidegate.connectors.shared.reading import RowReader
 from tidegate.connectors.shared.waiting_line import Arrived, WaitingLine, arrived
 from tidegate.errors import NotAllowed, Overloaded, ServerError, SourceError
-from tidegate.outside.sources import Checked, Chunk
+from tidegate.outside.sources import Checked, Polled
 from tidegate.storage.schema import Relation
 
 ANSWER_S = 30.0
@@ -67,7 +67,7 @@ class _Pushed:
         self._numbers = itertools.count(1)
         self._listener: threading.Thread | None = None
 
-    def check(self, name: str, relation: Relation, position: Any) -> Checked:
+    def check(self, name: str, relation: Relation, offset: Any) -> Checked:
         return self._check(name, relation, self.host, self.port)
 
     @property
@@ -75,7 +75,7 @@ class _Pushed:
         """Messages that came and are not on disk yet."""
         return len(self._line)
 
-    def poll(self, limit: int, timeout_s: float) -> Chunk | None:
+    def poll(self, limit: int, timeout_s: float) -> Polled | None:
         if self._listener is not None and not self._listener.is_alive():
             raise SourceError(
                 f"nobody listens on {self.host}:{self.port} any more; perhaps this process has too many open files. The port is "
@@ -87,7 +87,7 @@ class _Pushed:
         self._listener = threading.Thread(target=serve, args=arguments, name=f"tidegate-listen-{name}", daemon=True)
         self._listener.start()
 
-    def committed(self, position: Any) -> None:
+    def committed(self, offset: Any) -> None:
         self._line.done()
 
     def _check(self, name: str, relation: Relation, host: str, port: int) -> Checked:
@@ -102,10 +102,10 @@ class _Pushed:
             raise _deaf(name, host, port, error) from error
         return Checked(f"{host}:{port} is free to listen on" if port else "a free port will be taken", None)
 
-    def _prepare(self, relation: Relation, position: Any) -> None:
+    def _prepare(self, relation: Relation, offset: Any) -> None:
         self._reader = RowReader(relation, *self._options)
         self._line = WaitingLine(self._capacity)
-        self._line.open(position)
+        self._line.open(offset)
 
     def _accept(self, body: bytes) -> Callable[[], tuple[int, dict[str, Any]]]:
         """Take a message into the line. Returns what waits until it is on disk: for the HTTP status, and what to answer."""
@@ -186,8 +186,8 @@ class HttpSource(_Pushed):
         self.path = path
         self._server: BoundedServer | None = None
 
-    def open(self, name: str, relation: Relation, position: Any) -> None:
-        self._prepare(relation, position)
+    def open(self, name: str, relation: Relation, offset: Any) -> None:
+        self._prepare(relation, offset)
         source = self
 
         class Requests(Handler):
@@ -248,11 +248,11 @@ class WebSocketSource(_Pushed):
             raise SourceError("WebSocketSource needs websockets; pip install 'tidegate[server]'", fatal=True)
         self._server: Any = None
 
-    def open(self, name: str, relation: Relation, position: Any) -> None:
+    def open(self, name: str, relation: Relation, offset: Any) -> None:
         from websockets.exceptions import ConnectionClosed
         from websockets.sync.server import ServerConnection, serve
 
-        self._prepare(relation, position)
+        self._prepare(relation, offset)
         slots = threading.BoundedSemaphore(self._connections)
 
         class Bounded(ServerConnection):

@@ -17,7 +17,7 @@ from tidegate.connectors.kafka.offsets import ClientLog, described, first_and_en
 from tidegate.connectors.shared.reading import UNREADABLE, RowReader, from_text, reason, shown
 from tidegate.connectors.shared.values import JsonValues, Values
 from tidegate.errors import SourceError
-from tidegate.outside.sources import Checked, Chunk, Malformed
+from tidegate.outside.sources import Checked, Malformed, Polled
 from tidegate.storage.schema import Relation, Row
 
 log = logging.getLogger("tidegate")
@@ -80,9 +80,9 @@ class KafkaSource:
 
     # ---- connecting
 
-    def check(self, name: str, relation: Relation, position: Any) -> Checked:
+    def check(self, name: str, relation: Relation, offset: Any) -> Checked:
         """Opening neither joins the group nor commits to it."""
-        self.open(name, relation, position)
+        self.open(name, relation, offset)
         try:
             behind = {p: self._watermarks(p)[1] - at for p, at in self._at.items()}
         except KafkaException as error:
@@ -92,7 +92,7 @@ class KafkaSource:
         what = "partition" if len(behind) == 1 else "partitions"
         return Checked(f"topic {self.topic} has {len(behind)} {what}", sum(max(0, n) for n in behind.values()))
 
-    def open(self, name: str, relation: Relation, position: Any) -> None:
+    def open(self, name: str, relation: Relation, offset: Any) -> None:
         self._name = name
         self.finished = False
         self._down = None
@@ -108,7 +108,7 @@ class KafkaSource:
         group = self._group or f"tidegate-{name}"
         try:
             self._consumer = self._made_consumer(group)
-            self._at = {str(partition): int(offset) for partition, offset in (position or {}).items()}
+            self._at = {str(partition): int(at) for partition, at in (offset or {}).items()}
             self._assign()
             if not self._follow:
                 self._ends = {partition: self._watermarks(partition)[1] for partition in self._at}
@@ -165,7 +165,7 @@ class KafkaSource:
 
     # ---- reading
 
-    def poll(self, limit: int, timeout_s: float) -> Chunk | None:
+    def poll(self, limit: int, timeout_s: float) -> Polled | None:
         assert self._consumer is not None
         try:
             first = self._consumer.poll(max(timeout_s, SHORTEST_POLL_S))
@@ -179,9 +179,9 @@ class KafkaSource:
                 raise self._unreadable(self._down)
             return None
         self._down = None
-        return self._chunk([first, *more])
+        return self._polled([first, *more])
 
-    def _chunk(self, messages: list[Any]) -> Chunk | None:
+    def _polled(self, messages: list[Any]) -> Polled | None:
         rows: list[Row] = []
         malformed: list[Malformed] = []
         places: list[tuple[int, int]] = []
@@ -202,7 +202,7 @@ class KafkaSource:
         self._at = at
         if not self._follow:  # past aborted and control records at the end of a partition, which are never handed out
             self.finished = all(max(at[p], self._seen.get(p, 0)) >= end for p, end in self._ends.items())
-        return Chunk(rows, at, malformed, lambda i: self._place(*places[i])) if rows or malformed else None
+        return Polled(rows, at, malformed, lambda i: self._place(*places[i])) if rows or malformed else None
 
     def _place(self, partition: int, offset: int) -> str:
         return f"{self.topic}/{partition}/{offset}"
@@ -232,9 +232,9 @@ class KafkaSource:
 
     # ---- telling others
 
-    def committed(self, position: Any) -> None:
+    def committed(self, offset: Any) -> None:
         assert self._consumer is not None
-        offsets = [TopicPartition(self.topic, int(p), at) for p, at in position.items() if at > 0]
+        offsets = [TopicPartition(self.topic, int(p), at) for p, at in offset.items() if at > 0]
         try:
             self._consumer.commit(offsets=offsets, asynchronous=True)
         except KafkaException as error:  # our own log has them
@@ -250,7 +250,7 @@ class KafkaSource:
         if error.code() == KafkaError._INVALID_ARG:
             return SourceError(f"settings= for topic {self.topic}: {error.str()}", source=self._name, fatal=True)
         hint = (
-            ". What comes after the position is gone: its retention was shorter than our absence. Ingest under a new name to "
+            ". What comes after the offset is gone: its retention was shorter than our absence. Ingest under a new name to "
             "begin with what is there"
             if lost
             else ". Check the address, that the brokers are up, and settings= for TLS and passwords"

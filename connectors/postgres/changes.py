@@ -3,7 +3,7 @@
     pg_logical_slot_peek_binary_changes ─▶ our log has rows and LSN ─▶ pg_replication_slot_advance
 
 Peeking leaves the slot where it is; it is advanced only after the rows are on disk here. A crash of either side in
-between shows the same transactions again, and those that end at or before the position are passed over.
+between shows the same transactions again, and those that end at or before the offset are passed over.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from sqlalchemy.exc import SQLAlchemyError
 from tidegate.connectors.postgres.pgoutput import UNCHANGED, Change, Commit, Decoder
 from tidegate.connectors.shared.families import PRINTED, postgres_told
 from tidegate.connectors.shared.reading import UNREADABLE, RowReader, from_text, reason
-from tidegate.connectors.sql.address import connect_database, shown_database
-from tidegate.errors import SinkError, SourceError
-from tidegate.outside.sources import Checked, Chunk, Malformed
+from tidegate.connectors.sql.address import connect_source, shown_database
+from tidegate.errors import SourceError
+from tidegate.outside.sources import Checked, Malformed, Polled
 from tidegate.storage.schema import Relation, Row
 
 LOOK_S = 0.1
@@ -60,10 +60,7 @@ class PostgresChanges:
         fields: Mapping[str, str] | None = None,
         ignore_unknown: bool = False,
     ) -> None:
-        try:
-            self._database = connect_database(url)
-        except SinkError as error:
-            raise SourceError(str(error), fatal=True) from None
+        self._database = connect_source(url)
         if self._database.dialect.name != "postgresql":
             raise SourceError(f"PostgresChanges reads PostgreSQL, got {self._database.url.drivername}", fatal=True)
         self._shown = shown_database(self._database.url)
@@ -78,7 +75,7 @@ class PostgresChanges:
 
     @property
     def lag(self) -> int | None:
-        """Bytes of the server's log between the position and its end."""
+        """Bytes of the server's log between the offset and its end."""
         sql = "SELECT pg_current_wal_lsn() - '0/0'::pg_lsn"
         try:
             with self._database.connect() as connection:
@@ -88,29 +85,29 @@ class PostgresChanges:
 
     # ---- getting ready
 
-    def check(self, name: str, relation: Relation, position: Any) -> Checked:
+    def check(self, name: str, relation: Relation, offset: Any) -> Checked:
         """Looks at table, slot, publication and what we may do; makes none of them."""
         self._prepare(name, relation)
         try:
             self._check_table(relation)
-            slot = self._slot_there(position)
+            slot = self._slot_there(offset)
             publication = self._publication_there()
             self._check_rights(slot, publication)
-            self._at = self._confirmed() if position is None else _lsn(position)
+            self._at = self._confirmed() if offset is None else _lsn(offset)
         except SQLAlchemyError as error:
             raise self._unreadable(error) from error
         slot_told, publication_told = ("is there" if there else "will be made" for there in (slot, publication))
         told = f"slot {self._slot} {slot_told}, publication {self._publication} {publication_told}"
         return Checked(told, self.lag if slot else 0)
 
-    def open(self, name: str, relation: Relation, position: Any) -> None:
+    def open(self, name: str, relation: Relation, offset: Any) -> None:
         self._prepare(name, relation)
         try:
             self._check_table(relation)
-            self._make_missing(position)
-            self._at = self._confirmed() if position is None else _lsn(position)
-            if position is not None:
-                self._advance(position)
+            self._make_missing(offset)
+            self._at = self._confirmed() if offset is None else _lsn(offset)
+            if offset is not None:
+                self._advance(offset)
         except SQLAlchemyError as error:
             raise self._unreadable(error) from error
 
@@ -155,9 +152,9 @@ class PostgresChanges:
         types = {field: postgres_told(name) for field, name in found.items()}
         self._reader.check_types(types, f"table {self._table} in {self._shown}", PRINTED)
 
-    def _make_missing(self, position: Any) -> None:
+    def _make_missing(self, offset: Any) -> None:
         """The publication first: a slot shows nothing of what was committed before its publication was there."""
-        there = self._slot_there(position)
+        there = self._slot_there(offset)
         if not self._publication_there():
             quoted = self._database.dialect.identifier_preparer.quote_identifier(self._publication)
             with self._database.begin() as connection:
@@ -168,13 +165,13 @@ class PostgresChanges:
                 make = "SELECT pg_create_logical_replication_slot(:name, 'pgoutput')"
                 connection.execute(sa.text(make), {"name": self._slot})
 
-    def _slot_there(self, position: Any) -> bool:
+    def _slot_there(self, offset: Any) -> bool:
         """A slot that we have read from and that is gone took changes with it: a new one would begin behind them."""
         plugin = self._asked("SELECT plugin FROM pg_replication_slots WHERE slot_name = :slot")
-        if plugin is None and position is not None:
+        if plugin is None and offset is not None:
             raise SourceError(
                 f"slot {self._slot} in {self._shown} is gone (dropped, or lost with a restored server), and with it the "
-                f"changes after {position}. Ingest under a new name to begin with the next change, and bring what is missing "
+                f"changes after {offset}. Ingest under a new name to begin with the next change, and bring what is missing "
                 "by SqlSource",
                 source=self._name,
                 fatal=True,
@@ -217,15 +214,15 @@ class PostgresChanges:
 
     # ---- reading
 
-    def poll(self, limit: int, timeout_s: float) -> Chunk | None:
+    def poll(self, limit: int, timeout_s: float) -> Polled | None:
         ends = time.monotonic() + timeout_s
         while True:
-            chunk = self._next(limit)
-            if chunk is not None or time.monotonic() >= ends:
-                return chunk
+            polled = self._next(limit)
+            if polled is not None or time.monotonic() >= ends:
+                return polled
             time.sleep(min(LOOK_S, max(0.0, ends - time.monotonic())))
 
-    def _next(self, limit: int) -> Chunk | None:
+    def _next(self, limit: int) -> Polled | None:
         """The changes of whole transactions: PostgreSQL looks at the limit only where one ends."""
         given = {"slot": self._slot, "limit": limit, "publication": self._publication}
         try:
@@ -254,7 +251,7 @@ class PostgresChanges:
                 self.committed(_text(end))  # nothing new in them: the slot had gone back
             return None
         self._at = end
-        return Chunk(rows, _text(end), malformed, places.__getitem__)
+        return Polled(rows, _text(end), malformed, places.__getitem__)
 
     def _take(
         self, changes: list[Change], end: int, rows: list[Row], malformed: list[Malformed], places: list[str]
@@ -285,18 +282,18 @@ class PostgresChanges:
 
     # ---- letting the server forget
 
-    def committed(self, position: Any) -> None:
+    def committed(self, offset: Any) -> None:
         try:
-            self._advance(position)
+            self._advance(offset)
         except SQLAlchemyError as error:
             raise self._unreadable(error) from error
 
-    def _advance(self, position: str) -> None:
+    def _advance(self, offset: str) -> None:
         behind = "SELECT confirmed_flush_lsn < CAST(:at AS pg_lsn) FROM pg_replication_slots WHERE slot_name = :slot"
         with self._database.begin() as connection:
-            if connection.scalar(sa.text(behind), {"at": position, "slot": self._slot}):
+            if connection.scalar(sa.text(behind), {"at": offset, "slot": self._slot}):
                 advance = "SELECT pg_replication_slot_advance(:slot, CAST(:at AS pg_lsn))"
-                connection.execute(sa.text(advance), {"at": position, "slot": self._slot})
+                connection.execute(sa.text(advance), {"at": offset, "slot": self._slot})
 
     def drop(self) -> None:
         """Close, and remove slot and publication: the server keeps its log for them otherwise."""

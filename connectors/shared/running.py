@@ -16,8 +16,8 @@ from tidegate.dataflows.app import App
 from tidegate.errors import NotAllowed, TidegateError, text_of
 from tidegate.loading import load_app
 from tidegate.outside.delivery import Delivery, qualified
+from tidegate.outside.destinations import destination_of
 from tidegate.outside.ingestion import Ingestion, ingest
-from tidegate.outside.targets import target_of
 
 if TYPE_CHECKING:
     from tidegate.client import Client
@@ -235,10 +235,10 @@ def _check_sink(connector: Connector, target: Any, app: str, borders: dict[str, 
 
 def _check_source(connector: Connector, target: Any, borders: dict[str, bool]) -> dict[str, Any]:
     _check_stream(connector, borders, border=True)
-    place = target_of(target)
+    place = destination_of(target)
     try:
-        position = place.position(connector.name)
-        found, lag = connector.made.check(connector.name, place.relation(connector.stream), position)
+        offset = place.offset(connector.name)
+        found, lag = connector.made.check(connector.name, place.relation(connector.stream), offset)
     except TidegateError as error:
         raise TidegateError(f"{connector.key} ({connector.name}): {error}") from error
     finally:

@@ -126,7 +126,7 @@ def _setup(told: Mapping[str, Any]) -> Setup:
         for connector in found:
             if names.count(connector.name) > 1:
                 raise TidegateError(
-                    f"{connector.key}.name: {connector.name!r} is there twice; positions are kept by name"
+                    f"{connector.key}.name: {connector.name!r} is there twice; offsets are kept by name"
                 )
     return Setup(app, directory, url, token, sources, sinks)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from tidegate.connectors.shared.reading import UNREADABLE, reason, shown
 from tidegate.errors import Overloaded
-from tidegate.outside.sources import Chunk, Malformed
+from tidegate.outside.sources import Malformed, Polled
 from tidegate.storage.schema import Row
 
 CAPACITY_BYTES = 64 << 20  # of messages that are being read or wait
@@ -72,7 +72,7 @@ class WaitingLine:
             self._bytes += entry.size
             self._changed.notify_all()
 
-    def take(self, limit: int, timeout_s: float) -> Chunk | None:
+    def take(self, limit: int, timeout_s: float) -> Polled | None:
         """The rows of the next entries, about ``limit``."""
         with self._changed:
             self._changed.wait_for(lambda: self._entries or self._closed, timeout_s)
@@ -86,7 +86,7 @@ class WaitingLine:
                 rows += entry.rows
                 places += [f"{entry.place}/{i}" for i in range(len(entry.rows))]
                 malformed += entry.malformed
-        return Chunk(rows, self.number, malformed, places.__getitem__) if rows or malformed else None
+        return Polled(rows, self.number, malformed, places.__getitem__) if rows or malformed else None
 
     def done(self) -> None:
         """Everything taken is on disk."""
@@ -96,10 +96,10 @@ class WaitingLine:
                 self._bytes -= entry.size
             entry.done()
 
-    def open(self, position: Any) -> None:
+    def open(self, offset: Any) -> None:
         with self._changed:
             self._closed = False
-            self.number = max(self.number, position or 0)
+            self.number = max(self.number, offset or 0)
             self._entries.extendleft(reversed(self._taken))  # taken, and not accepted after all
             self._taken.clear()
 

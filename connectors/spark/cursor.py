@@ -1,10 +1,10 @@
 """Where a Spark query stands: which of its micro-batches are in the engine, decided by our own cursor.
 
 Spark may run a micro-batch again after a crash, and numbers from 0 again under another query id when it gets a new checkpoint
-directory. So the position of a source is the query *and* the number of its last micro-batch, recorded in the transaction of that
-batch, and a push leads from one position to the next or is not taken:
+directory. So the offset of a source is the query *and* the number of its last micro-batch, recorded in the transaction of that
+batch, and a push leads from one offset to the next or is not taken:
 
-    position      micro-batch n of query q
+    offset        micro-batch n of query q
     nothing       n = 0: push                  n > 0: refused, the engine lacks what Spark has counted as done
     (q, m)        n = m + 1: push              n <= m: in already         n > m + 1: refused, as above
     (p, m)        refused, unless the new query was announced (``new_checkpoint``) and begins at 0
@@ -31,7 +31,7 @@ AWAY = (None, 429, 503, 507)  # HTTP status of a server that is not there, or ha
 
 @dataclass(frozen=True)
 class Step:
-    """A push that leads a source from one position to the next."""
+    """A push that leads a source from one offset to the next."""
 
     source: str
     after: dict[str, Any] | None
@@ -39,22 +39,22 @@ class Step:
 
 
 def next_step(
-    source: str, position: Any, query: str, batch: int, new_checkpoint: bool = False, *, gaps: bool = False
+    source: str, offset: Any, query: str, batch: int, new_checkpoint: bool = False, *, gaps: bool = False
 ) -> Step | None:
     """The step that micro-batch ``batch`` of ``query`` is; None when it was made already. Raises when it can't be made.
 
     ``gaps``: micro-batches without rows are not seen at all, so a missing one says nothing.
     """
-    known = position if isinstance(position, dict) and "query" in position else None
+    known = offset if isinstance(offset, dict) and "query" in offset else None
     if known is not None and known["query"] == query and batch <= known["batch"]:
         return None
-    step = Step(source, position, {"query": query, "batch": batch})
-    facts = {"source": source, "position": position, "query": query, "batch": batch}
-    if position is not None and (known is None or known["query"] != query):
+    step = Step(source, offset, {"query": query, "batch": batch})
+    facts = {"source": source, "position": offset, "query": query, "batch": batch}
+    if offset is not None and (known is None or known["query"] != query):
         if new_checkpoint and batch == 0:
             return step
         raise BatchError(
-            f"source {source!r} was fed by another query ({position!r}); this one is {query}, at micro-batch {batch}. Its "
+            f"source {source!r} was fed by another query ({offset!r}); this one is {query}, at micro-batch {batch}. Its "
             f"checkpoint directory is new or another one, so Spark would read from the beginning what is in the engine already. "
             f"Start it with the old checkpoint directory; or, if its input is new, under another source name or with "
             f"new_checkpoint=True",
@@ -103,7 +103,7 @@ class Patience:
 
 
 def make_step(engine: Engine | Client, stream: str, rows: Any, step: Step) -> None:
-    """Push the rows as one atomic batch together with the new position; returns when both are on disk."""
+    """Push the rows as one atomic batch together with the new offset; returns when both are on disk."""
     given: dict[str, Any] = {"source": step.source, "offset": step.offset, "after": step.after}
     if isinstance(engine, Client):
         engine.push(stream, rows, wait=False, **given)

@@ -115,8 +115,8 @@ class Pipeline:
             raise
 
     def _take(self, frame: DataFrame, batch: int) -> None:
-        position = self._patience.insist(lambda: self._engine.position(self.source))
-        step = next_step(self.source, position, self._query_id, batch, self._new_checkpoint)
+        offset = self._patience.insist(lambda: self._engine.position(self.source))
+        step = next_step(self.source, offset, self._query_id, batch, self._new_checkpoint)
         if step is None:
             self.repeated += 1
             return

@@ -195,19 +195,19 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         rows = self._rows(messages)
         with connected(self._options) as client:
-            position = client.position(self._source)
+            offset = client.position(self._source)
             job = self._options.get("id")
-            told = {"id": job} if job else {"write": _writes(position) + 1}
-            if position != told:
-                step = Step(self._source, position, told)
+            told = {"id": job} if job else {"write": _writes(offset) + 1}
+            if offset != told:
+                step = Step(self._source, offset, told)
                 self._patience.insist(lambda: make_step(client, self._stream, rows, step))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Nothing was pushed."""
 
 
-def _writes(position: Any) -> int:
-    return int(position["write"]) if isinstance(position, dict) and "write" in position else 0
+def _writes(offset: Any) -> int:
+    return int(offset["write"]) if isinstance(offset, dict) and "write" in offset else 0
 
 
 class MicroBatchWriter(_Writer, DataSourceStreamArrowWriter):
@@ -219,9 +219,9 @@ class MicroBatchWriter(_Writer, DataSourceStreamArrowWriter):
             return  # Spark ran no task at all, so there is no row
         (query,) = queries
         with connected(self._options) as client:
-            position = client.position(self._source)
+            offset = client.position(self._source)
             fresh = self._options.get("new_checkpoint", "false").lower() == "true"
-            step = next_step(self._source, position, str(query), batchId, fresh, gaps=True)
+            step = next_step(self._source, offset, str(query), batchId, fresh, gaps=True)
             if step is not None:
                 self._patience.insist(lambda: make_step(client, self._stream, self._rows(messages), step))
 

@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
-from tidegate.errors import SinkError
+from tidegate.errors import SinkError, SourceError
 from tidegate.guard.addresses import without_secrets
 
 
@@ -57,3 +57,11 @@ def connect_database(url: str | sa.URL | sa.Engine) -> sa.Engine:
             "PostgreSQL: pip install 'tidegate[postgres]'",
             sink=shown,
         ) from error
+
+
+def connect_source(url: str | sa.URL | sa.Engine) -> sa.Engine:
+    """The same to read from: what is wrong with the address is an error of the source."""
+    try:
+        return connect_database(url)
+    except SinkError as error:
+        raise SourceError(str(error), fatal=True) from None

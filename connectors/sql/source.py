@@ -1,6 +1,6 @@
 """A table or query of a SQL database as a source: its rows by an ascending column, each exactly once.
 
-The position is the value of the cursor column in the last row that is on disk here. What is read is what the column
+The offset is the value of the cursor column in the last row that is on disk here. What is read is what the column
 shows to be new: rows that are changed or deleted later are not seen again, nor is a row that is committed with a smaller
 value than one already read. For those, capture changes: :mod:`tidegate.connectors.postgres.changes`.
 """
@@ -16,9 +16,9 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from tidegate.connectors.shared.families import Told, known, postgres_told
 from tidegate.connectors.shared.reading import RowReader, read_all
-from tidegate.connectors.sql.address import connect_database, missing_file, shown_database
-from tidegate.errors import SinkError, SourceError
-from tidegate.outside.sources import Checked, Chunk
+from tidegate.connectors.sql.address import connect_source, missing_file, shown_database
+from tidegate.errors import SourceError
+from tidegate.outside.sources import Checked, Polled
 from tidegate.storage.schema import Relation
 
 LOOK_S = 0.2
@@ -43,10 +43,7 @@ class SqlSource:
         fields: Mapping[str, str] | None = None,
         ignore_unknown: bool = False,
     ) -> None:
-        try:
-            self._database = connect_database(url)
-        except SinkError as error:
-            raise SourceError(str(error), fatal=True) from None
+        self._database = connect_source(url)
         self._shown = shown_database(self._database.url)
         self._owned = not isinstance(url, sa.Engine)
         self._table = f"{table} AS tidegate_source" if table.lstrip().startswith("(") else table
@@ -59,7 +56,7 @@ class SqlSource:
 
     @property
     def lag(self) -> int | None:
-        """Rows after the position, counted by the database."""
+        """Rows after the offset, counted by the database."""
         after = "" if self._at is None else f" WHERE {self._column} > :at"
         try:
             with self._database.connect() as connection:
@@ -68,13 +65,13 @@ class SqlSource:
         except SQLAlchemyError:
             return None
 
-    def check(self, name: str, relation: Relation, position: Any) -> Checked:
-        self.open(name, relation, position)  # which only reads
+    def check(self, name: str, relation: Relation, offset: Any) -> Checked:
+        self.open(name, relation, offset)  # which only reads
         return Checked(f"{self._table} has its columns", self.lag)
 
-    def open(self, name: str, relation: Relation, position: Any) -> None:
+    def open(self, name: str, relation: Relation, offset: Any) -> None:
         self._name = name
-        self._at = position
+        self._at = offset
         self.finished = False
         self._reader = RowReader(relation, *self._options)
         self._column = self._database.dialect.identifier_preparer.quote(self._cursor)
@@ -119,21 +116,21 @@ class SqlSource:
                 record[field] = bool(record[field])
         return record
 
-    def poll(self, limit: int, timeout_s: float) -> Chunk | None:
+    def poll(self, limit: int, timeout_s: float) -> Polled | None:
         ends = time.monotonic() + timeout_s
         while True:
             if not self._follow or time.monotonic() >= self._looked + self._every_s or timeout_s == 0:
                 self._looked = time.monotonic()
-                chunk = self._next(limit)
-                if chunk is not None or not self._follow:
-                    self.finished = chunk is None
+                polled = self._next(limit)
+                if polled is not None or not self._follow:
+                    self.finished = polled is None
                     self._looked = 0.0  # there may be more at once
-                    return chunk
+                    return polled
             if time.monotonic() >= ends:
                 return None
             time.sleep(min(LOOK_S, max(0.0, ends - time.monotonic())))
 
-    def _next(self, limit: int) -> Chunk | None:
+    def _next(self, limit: int) -> Polled | None:
         """The next rows; one more is read, to see whether the last value of the cursor is whole."""
         after = "" if self._at is None else f" WHERE {self._column} > :at"
         sql = f"SELECT * FROM {self._table}{after} ORDER BY {self._column} LIMIT {limit + 1}"
@@ -159,7 +156,7 @@ class SqlSource:
 
         rows, numbers, malformed = read_all(found, self._reader.row, place)
         self._at = values[-1]
-        return Chunk(rows, self._at, malformed, lambda i: place(numbers[i]))
+        return Polled(rows, self._at, malformed, lambda i: place(numbers[i]))
 
     def _unreadable(self, error: SQLAlchemyError, fatal: bool = False) -> SourceError:
         why = " ".join(str(getattr(error, "orig", None) or error).split()).rstrip(".")
@@ -170,7 +167,7 @@ class SqlSource:
             fatal=fatal,
         )
 
-    def committed(self, position: Any) -> None:
+    def committed(self, offset: Any) -> None:
         pass
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 from rich.console import Console
 
 import tidegate
-from tidegate.cli.statusview import view
+from tidegate.cli.status_tables import status_tables
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1] / "tests"))
@@ -123,7 +123,7 @@ def take(url: str, target: Path, folder: str) -> None:
                 shoot(page, key, target / f"{name}.png")
             console = Console(width=110, record=True, file=io.StringIO())
             now = json.loads(json.dumps(shop.status()).replace(f"{folder}/", ""))
-            console.print(view(now, before, time.monotonic() - looked_at))
+            console.print(status_tables(now, before, time.monotonic() - looked_at))
             console.save_svg(str(target / "status.svg"), title="tidegate status")
         finally:
             done.set()

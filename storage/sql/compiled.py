@@ -18,7 +18,7 @@ from tidegate.storage.schema import Row, TableSchema
 from tidegate.storage.sql.assignments import insert_places, is_default, place_of
 from tidegate.storage.sql.codes import Fold, NotCompilable, Scope
 from tidegate.storage.sql.conflicts import compiled_conflict
-from tidegate.storage.sql.lookups import Find, Project, Target, find_rows, is_decorated, order_all, project_rows
+from tidegate.storage.sql.lookups import Find, Project, SoleTable, find_rows, is_decorated, order_all, project_rows
 from tidegate.storage.sql.parsing import Parsed, function_name, target_table
 from tidegate.storage.sql.rows import Rows
 from tidegate.storage.view import View
@@ -44,14 +44,14 @@ def compile_select(parsed: Parsed, row_class: Any, fold: Fold) -> Compiled:
     table = source.this if source is not None else None
     if not isinstance(table, exp.Table) or len(parsed.tables) != 1 or parsed.relations or is_decorated(table):
         raise NotCompilable
-    target = Target(parsed, table, next(iter(parsed.tables.values())), fold)
-    find, path = find_rows(target, tree.args.get("where"))
+    sole = SoleTable(parsed, table, next(iter(parsed.tables.values())), fold)
+    find, path = find_rows(sole, tree.args.get("where"))
     if all(_counts_rows(node.unalias()) for node in tree.expressions):
         return Compiled(_count(find, row_class, len(tree.expressions)), path)
-    project, codes = project_rows(target, tree.expressions, row_class)
+    project, codes = project_rows(sole, tree.expressions, row_class)
     if path == "primary key":
         return Compiled(_select_one(find, project), path)
-    return Compiled(_select_many(find, project or _whole(target.schema), order_all(codes)), path)
+    return Compiled(_select_many(find, project or _whole(sole.schema), order_all(codes)), path)
 
 
 def _counts_rows(node: exp.Expression) -> bool:
@@ -84,18 +84,18 @@ def _count(find: Find, row_class: Any, columns: int) -> Run:
 
 def compile_update(parsed: Parsed, returning: Any, fold: Fold) -> Compiled:
     tree = parsed.tree
-    target = _change_target(parsed, fold, {"this", "expressions", "where", "returning"})
-    schema, compiler = target.schema, target.compiler
+    sole = _changed_table(parsed, fold, {"this", "expressions", "where", "returning"})
+    schema, compiler = sole.schema, sole.compiler
     texts = [f"row[{place}]" for place in range(len(schema.columns))]
     for node in tree.expressions:
         place = _assigned_place(schema, node)
         if place in schema.key_indexes:
             raise NotCompilable
-        texts[place] = _assigned_value(target, node.expression, place)
+        texts[place] = _assigned_value(sole, node.expression, place)
     compiler.namespace["stored"] = schema.named
     renew = compiler.function(f"stored(({', '.join(texts)},))", "row, p, view")
-    find, path = find_rows(target, tree.args.get("where"))
-    project = _returning(target, tree, returning)
+    find, path = find_rows(sole, tree.args.get("where"))
+    project = _returning(sole, tree, returning)
     name, key_of = schema.name, schema.key_of
 
     def run(view: View, values: tuple[Any, ...]) -> Rows:
@@ -115,10 +115,10 @@ def compile_update(parsed: Parsed, returning: Any, fold: Fold) -> Compiled:
 
 
 def compile_delete(parsed: Parsed, returning: Any, fold: Fold) -> Compiled:
-    target = _change_target(parsed, fold, {"this", "where", "returning"})
-    find, path = find_rows(target, parsed.tree.args.get("where"))
-    project = _returning(target, parsed.tree, returning)
-    name, key_of = target.schema.name, target.schema.key_of
+    sole = _changed_table(parsed, fold, {"this", "where", "returning"})
+    find, path = find_rows(sole, parsed.tree.args.get("where"))
+    project = _returning(sole, parsed.tree, returning)
+    name, key_of = sole.schema.name, sole.schema.key_of
 
     def run(view: View, values: tuple[Any, ...]) -> Rows:
         reader = view.writable(name)
@@ -132,13 +132,13 @@ def compile_delete(parsed: Parsed, returning: Any, fold: Fold) -> Compiled:
     return Compiled(run, path)
 
 
-def _change_target(parsed: Parsed, fold: Fold, parts: set[str]) -> Target:
+def _changed_table(parsed: Parsed, fold: Fold, parts: set[str]) -> SoleTable:
     table = target_table(parsed.tree)
     if parsed.target is None or parsed.tables or parsed.relations or is_decorated(table):
         raise NotCompilable
     if any(value for key, value in parsed.tree.args.items() if key not in parts):
         raise NotCompilable
-    return Target(parsed, table, parsed.target, fold)
+    return SoleTable(parsed, table, parsed.target, fold)
 
 
 def _affected(rows: Sequence[Row], project: Project | None, values: tuple[Any, ...]) -> Rows:
@@ -147,12 +147,12 @@ def _affected(rows: Sequence[Row], project: Project | None, values: tuple[Any, .
     return Rows([project(row, values) for row in rows])
 
 
-def _returning(target: Target, tree: exp.Expression, row_class: Any) -> Project | None:
+def _returning(sole: SoleTable, tree: exp.Expression, row_class: Any) -> Project | None:
     clause = tree.args.get("returning")
     if clause is None:
         return None
-    project, _ = project_rows(target, clause.expressions, row_class)
-    return project or _whole(target.schema)
+    project, _ = project_rows(sole, clause.expressions, row_class)
+    return project or _whole(sole.schema)
 
 
 def _assigned_place(schema: TableSchema, node: exp.Expression) -> int:
@@ -162,11 +162,11 @@ def _assigned_place(schema: TableSchema, node: exp.Expression) -> int:
     return place_of(schema, node.this.name)
 
 
-def _assigned_value(target: Target, node: exp.Expression, place: int) -> str:
-    column = target.schema.columns[place]
+def _assigned_value(sole: SoleTable, node: exp.Expression, place: int) -> str:
+    column = sole.schema.columns[place]
     if is_default(node):
-        return f"view.default({target.compiler.constant(column)})" if column.default is not None else "None"
-    return target.compiler.assigned(node, column, target.schema)
+        return f"view.default({sole.compiler.constant(column)})" if column.default is not None else "None"
+    return sole.compiler.assigned(node, column, sole.schema)
 
 
 # ---- inserting
@@ -183,11 +183,11 @@ def compile_insert(parsed: Parsed, returning: Any, fold: Fold) -> Compiled:
         or parsed.target is None
     ):
         raise NotCompilable
-    target = Target(parsed, target_table(tree), parsed.target, fold)
-    make = _values_rows(target, tree, source)
+    sole = SoleTable(parsed, target_table(tree), parsed.target, fold)
+    make = _values_rows(sole, tree, source)
     conflict = compiled_conflict(parsed, fold)
-    project = _returning(target, tree, returning)
-    name = target.schema.name
+    project = _returning(sole, tree, returning)
+    name = sole.schema.name
 
     def run(view: View, values: tuple[Any, ...]) -> Rows:
         reader = view.writable(name)
@@ -196,10 +196,8 @@ def compile_insert(parsed: Parsed, returning: Any, fold: Fold) -> Compiled:
     if len(source.expressions) == 1:
         if conflict is None:
             return Compiled(_insert_one(name, make, project), "values")
-        if not any(i.unique for i in target.schema.indexes) and conflict.columns <= frozenset(
-            target.schema.primary_key
-        ):
-            return Compiled(_upsert_one(target.schema, make, conflict, project), "values")
+        if not any(i.unique for i in sole.schema.indexes) and conflict.columns <= frozenset(sole.schema.primary_key):
+            return Compiled(_upsert_one(sole.schema, make, conflict, project), "values")
     return Compiled(run, "values")
 
 
@@ -231,18 +229,18 @@ def _upsert_one(schema: TableSchema, make: Any, conflict: OnConflict, project: P
     return run
 
 
-def _values_rows(target: Target, tree: exp.Expression, source: exp.Values) -> Any:
+def _values_rows(sole: SoleTable, tree: exp.Expression, source: exp.Values) -> Any:
     """The function that makes all rows of VALUES from the parameters, as stored rows."""
-    schema, compiler = target.schema, target.compiler
+    schema, compiler = sole.schema, sole.compiler
     compiler.scope = Scope()
     places = insert_places(tree, schema)
     rows = []
     for item in source.expressions:
         given = dict(zip(places, item.expressions if isinstance(item, exp.Tuple) else [item], strict=True))
         default = exp.Var(this="DEFAULT")
-        texts = [_assigned_value(target, given.get(i, default), i) for i in range(len(schema.columns))]
+        texts = [_assigned_value(sole, given.get(i, default), i) for i in range(len(schema.columns))]
         rows.append(f"stored(({', '.join(texts)},))")
     compiler.namespace["stored"] = schema.named
     make = compiler.function(f"({', '.join(rows)},)", "p, view")
-    compiler.scope = target.scope
+    compiler.scope = sole.scope
     return make

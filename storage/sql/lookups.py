@@ -19,7 +19,7 @@ Project = Callable[[Row, tuple[Any, ...]], Any]
 _UNSORTABLE = {"list"}
 
 
-class Target:
+class SoleTable:
     """The one table of a statement, and a compiler for expressions over its rows."""
 
     def __init__(self, parsed: Parsed, table: exp.Table, schema: TableSchema, fold: Fold) -> None:
@@ -38,11 +38,11 @@ def is_decorated(table: exp.Table) -> bool:
 # ---- finding rows
 
 
-def find_rows(target: Target, where: exp.Expression | None) -> tuple[Find, str]:
+def find_rows(sole: SoleTable, where: exp.Expression | None) -> tuple[Find, str]:
     """How to get the rows that ``where`` selects: through the primary key, or through an index."""
     conditions = conjuncts(where)
-    wanted = _equalities(target, conditions)
-    schema, compiler = target.schema, target.compiler
+    wanted = _equalities(sole, conditions)
+    schema, compiler = sole.schema, sole.compiler
     candidates = [("primary key", -1, schema.key_indexes)]
     for number, index in enumerate(schema.indexes):
         candidates.append(("index", number, tuple(schema.index_of[name] for name in index.columns)))
@@ -61,7 +61,7 @@ def find_rows(target: Target, where: exp.Expression | None) -> tuple[Find, str]:
 
 
 def _equalities(
-    target: Target, conditions: Sequence[exp.Expression]
+    sole: SoleTable, conditions: Sequence[exp.Expression]
 ) -> dict[int, tuple[exp.Expression, exp.Expression]]:
     """``column = something without columns`` among the conditions: column's place → (condition,
     something).
@@ -72,7 +72,7 @@ def _equalities(
             continue
         for column, other in ((condition.this, condition.expression), (condition.expression, condition.this)):
             if isinstance(column, exp.Column) and not any(other.find_all(exp.Column, exp.Query)):
-                place = int(target.scope.find(column).text[4:-1])
+                place = int(sole.scope.find(column).text[4:-1])
                 found.setdefault(place, (condition, other))
                 break
     return found
@@ -112,31 +112,31 @@ def _by_index(table: str, number: int, values_of: Any, matches: Any) -> Find:
 # ---- projecting
 
 
-def project_rows(target: Target, nodes: Sequence[exp.Expression], row_class: Any) -> tuple[Project | None, list[Code]]:
+def project_rows(sole: SoleTable, nodes: Sequence[exp.Expression], row_class: Any) -> tuple[Project | None, list[Code]]:
     """The function that makes a result row (None: the stored row is the result), and its columns' codes."""
     codes: list[Code] = []
     for node in nodes:
-        codes += _columns(target, node)
-    if [code.text for code in codes] == [f"row[{i}]" for i in range(len(target.schema.columns))] and (
-        row_class._fields == target.schema.row._fields
+        codes += _columns(sole, node)
+    if [code.text for code in codes] == [f"row[{i}]" for i in range(len(sole.schema.columns))] and (
+        row_class._fields == sole.schema.row._fields
     ):
         return None, codes
-    target.compiler.namespace["result"] = namer(row_class)
+    sole.compiler.namespace["result"] = namer(row_class)
     text = "".join(f"{code.text}, " for code in codes)
-    return target.compiler.function(f"result(({text}))"), codes
+    return sole.compiler.function(f"result(({text}))"), codes
 
 
-def _columns(target: Target, node: exp.Expression) -> list[Code]:
+def _columns(sole: SoleTable, node: exp.Expression) -> list[Code]:
     star = node.this if isinstance(node, exp.Column) else node
     if isinstance(star, exp.Star):
         if any(star.args.values()):
             raise NotCompilable
         qualifier = node.table if isinstance(node, exp.Column) else ""
         return [
-            target.scope.find(exp.column(exp.to_identifier(column.name), table=qualifier or None))
-            for column in target.schema.columns
+            sole.scope.find(exp.column(exp.to_identifier(column.name), table=qualifier or None))
+            for column in sole.schema.columns
         ]
-    code = target.compiler.value(node)
+    code = sole.compiler.value(node)
     if code.family == "param":
         raise NotCompilable
     return [code]

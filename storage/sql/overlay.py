@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 GONE = "tg:gone"
 
 
-class Session:
+class BaseConnection:
     """One thread's connection to the base, and the Arrow tables it has been shown."""
 
     def __init__(self, cursor: duckdb.DuckDBPyConnection) -> None:
@@ -57,14 +57,14 @@ class _Committed(NamedTuple):
     arrow: pa.Table | None
 
 
-def table_source(view: View, session: Session, reader: Reader, partition: str) -> tuple[str, tuple[Any, ...]]:
+def table_source(view: View, connection: BaseConnection, reader: Reader, partition: str) -> tuple[str, tuple[Any, ...]]:
     """SQL for the rows of one table as ``view`` sees them, and the values of its parameters
     ``$<partition>_<n>``.
     """
     schema = reader.table.schema
     overlay = _overlay(schema, _committed(view, reader), view.writes.get(schema.name))
     if overlay is not None:
-        session.show(f"tg_o:{schema.name}", overlay)
+        connection.show(f"tg_o:{schema.name}", overlay)
     values = reader.partition(view)
     return _source(schema, overlay is not None, partition if values else ""), values
 
@@ -85,10 +85,10 @@ def _overlay(schema: TableSchema, committed: _Committed, written: dict[Key, Row 
     return pa.concat_tables([kept, own])
 
 
-def relation_source(session: Session, relation: Relation, rows: Any) -> str:
+def relation_source(connection: BaseConnection, relation: Relation, rows: Any) -> str:
     """SQL for the rows of a batch, stream or window."""
     arrow = rows if isinstance(rows, pa.Table) else arrow_table(relation, rows) if len(rows) else _empty(relation)
-    session.show(f"tg_r:{relation.name}", arrow)
+    connection.show(f"tg_r:{relation.name}", arrow)
     return _relation(relation)
 
 

@@ -105,10 +105,6 @@ class Parsed:
     tables: dict[str, TableSchema] = field(default_factory=dict)
     relations: dict[str, Relation] = field(default_factory=dict)
 
-    @property
-    def placeholders(self) -> int:
-        return self.parameters.count + len(self.draws)
-
 
 def parse(
     statement: Any, tables: Mapping[str, TableSchema], relations: Mapping[str, Relation], scratch: Scratch

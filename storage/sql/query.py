@@ -17,7 +17,7 @@ from tidegate.storage.base import META
 from tidegate.storage.ddl import Scratch, quote
 from tidegate.storage.schema import Relation, Row, TableSchema
 from tidegate.storage.sql.determinism import stabilize
-from tidegate.storage.sql.overlay import Session, relation_source, table_source
+from tidegate.storage.sql.overlay import BaseConnection, relation_source, table_source
 from tidegate.storage.sql.parameters import to_duckdb
 from tidegate.storage.sql.parsing import REFUSED_FUNCTIONS, TABLE_FUNCTIONS, refused_function, refused_source
 from tidegate.storage.view import View
@@ -129,22 +129,22 @@ class Query:
 
     def _run(self, view: View, values: Sequence[Any], extra: Extra, fetch: Any) -> Any:
         database = view.database
-        session = database.session()
+        connection = database.session()
         try:
             if not database.concurrent:
-                text, given = self._text(view, session, values, extra)
-                return fetch(session.cursor, text, given)
+                text, given = self._text(view, connection, values, extra)
+                return fetch(connection.cursor, text, given)
             with database.base.gate:
                 published = database.base.published
-                text, given = self._text(view, session, values, extra)
+                text, given = self._text(view, connection, values, extra)
             try:
-                found = fetch(session.cursor, text, given)
+                found = fetch(connection.cursor, text, given)
             except duckdb.Error:
                 if database.base.published == published:
                     raise
             if database.base.published == published:
                 return found
-            return self._run_in_snapshot(view, session, values, extra, fetch)
+            return self._run_in_snapshot(view, connection, values, extra, fetch)
         except duckdb.Error as error:
             raise self._with_set_aside(database, self.failed(error)) from None
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, ValueError) as error:
@@ -153,31 +153,35 @@ class Query:
             database.discard_session()
             raise
 
-    def _run_in_snapshot(self, view: View, session: Session, values: Sequence[Any], extra: Extra, fetch: Any) -> Any:
+    def _run_in_snapshot(
+        self, view: View, connection: BaseConnection, values: Sequence[Any], extra: Extra, fetch: Any
+    ) -> Any:
         """A merge was published while the query ran: again, with the snapshot and the overlay fixed at one moment.
 
         Merges are rare, so the first try does without a transaction of its own, which would cost more than many a query.
         """
         with view.database.base.gate:
-            text, given = self._text(view, session, values, extra)
-            session.cursor.execute("BEGIN TRANSACTION READ ONLY")
-            session.cursor.execute(f"SELECT count(*) FROM {META}").fetchall()
+            text, given = self._text(view, connection, values, extra)
+            connection.cursor.execute("BEGIN TRANSACTION READ ONLY")
+            connection.cursor.execute(f"SELECT count(*) FROM {META}").fetchall()
         try:
-            return fetch(session.cursor, text, given)
+            return fetch(connection.cursor, text, given)
         finally:
-            session.cursor.execute("ROLLBACK")
+            connection.cursor.execute("ROLLBACK")
 
-    def _text(self, view: View, session: Session, values: Sequence[Any], extra: Extra) -> tuple[str, dict[str, Any]]:
+    def _text(
+        self, view: View, connection: BaseConnection, values: Sequence[Any], extra: Extra
+    ) -> tuple[str, dict[str, Any]]:
         given = {f"p{place}": to_duckdb(values[place]) for place in self._places}
         entries = []
         for number, name in enumerate(self.tables):
             access = view.access.get(name) or view.undeclared(name)
-            source, partition = table_source(view, session, access, f"k{number}")
+            source, partition = table_source(view, connection, access, f"k{number}")
             given.update({f"k{number}_{i}": value for i, value in enumerate(partition)})
             entries.append(f"{quote('tg:' + name)} AS NOT MATERIALIZED ({source})")
         for name in self.relations:
             relation, rows = extra.get(name) or view.rows_of(name)
-            entries.append(f"{quote('tg:' + name)} AS NOT MATERIALIZED ({relation_source(session, relation, rows)})")
+            entries.append(f"{quote('tg:' + name)} AS NOT MATERIALIZED ({relation_source(connection, relation, rows)})")
         entries += self._ctes
         return (f"{self._with}{', '.join(entries)} " if entries else "") + self._body, given
 

@@ -106,7 +106,7 @@ class ClosingSource:
         self.close_engine()
         return None
 
-    def committed(self, position: Any) -> None:
+    def committed(self, offset: Any) -> None:
         pass
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ import tidegate
 from tidegate import App, Batch, Transaction
 from tidegate.directory.backup import backup_directory
 from tidegate.errors import LogDamaged, RecoveryRefused, TidegateError
-from tidegate.offline.logview import entries
+from tidegate.offline.log_entries import entries
 from tidegate.offline.verify import verify
 
 MODES = ("weak", "strong", "effects")

@@ -18,7 +18,7 @@ from rich.console import Console
 from server_process import HERE, Server, killed
 
 from tidegate.cli.main import main
-from tidegate.cli.statusview import view
+from tidegate.cli.status_tables import status_tables
 from tidegate.dataflows.drawing import describe_graph, mermaid, svg, text
 
 SHOP = f"{HERE / 'shop.py'}:app"
@@ -81,7 +81,7 @@ def test_status_once(run: Run, shared: Server) -> None:
         before = client.status()
         client.push("orders", [("tea", 0)])
         console = Console(width=160, record=True)
-        console.print(view(client.status(), before, 0.5))
+        console.print(status_tables(client.status(), before, 0.5))
         shown = " ".join(console.export_text().split())
         assert "a second 2 " in shown
         assert "trend recent" in shown

@@ -1,4 +1,4 @@
-"""first_window, last_window, extent and landmark_extent, against what an extent is."""
+"""first_window, last_window and extent, against what an extent is."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.streams.windows.declare.kinds import extent, first_window, landmark_extent, last_window
+from tidegate.streams.windows.declare.kinds import extent, first_window, last_window
 
 MANY = settings(max_examples=400, deadline=None)
 lengths = st.integers(1, 40)
@@ -48,16 +48,3 @@ def test_arrays_are_mapped_as_numbers_are(xs: list[int], size: int, slide: int) 
     array = np.array(xs, "i8")
     assert first_window(array, size, slide).tolist() == [first_window(x, size, slide) for x in xs]
     assert last_window(array, slide).tolist() == [last_window(x, slide) for x in xs]
-
-
-@MANY
-@given(w=places, slide=lengths, times=st.integers(1, 12))
-def test_a_landmark_window_grows_from_the_reset_to_the_end_of_its_slide(w: int, slide: int, times: int) -> None:
-    interval = slide * times
-    low, high = landmark_extent(w, interval, slide)
-    assert low % interval == 0  # begins where it was reset
-    assert high == (w + 1) * slide  # ends with its slide
-    assert slide <= high - low <= interval  # the last reset before it, not an earlier one
-    before = landmark_extent(w - 1, interval, slide)
-    assert before[1] == high - slide
-    assert (before[0] == low) == (low != w * slide)  # goes on, unless it has just begun anew

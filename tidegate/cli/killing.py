@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.console import RenderableType
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from tidegate.cli.printing import Json, console, need_server, print_json, told
+from tidegate.cli.printing import Json, console, need_server, print_facts, print_json, told
 
 
 class Executors(StrEnum):
@@ -59,7 +58,7 @@ def crash_test(
         for name, count in points.items():
             table.add_row(name, str(count))
         console.print(table)
-        console.print(_listed(found))
+        print_facts(found)
     if not summary.sound:
         raise typer.Exit(1)
 
@@ -103,28 +102,8 @@ def soak(
         print_json(found)
     else:
         found["violations"] = len(summary.violations)
-        console.print(_listed(found))
+        print_facts(found)
         for violation in summary.violations:
             told.print(f"[red]wrong:[/] {escape(violation)}", soft_wrap=True)
     if not summary.sound:
         raise typer.Exit(1)
-
-
-def _listed(facts: dict[str, Any]) -> RenderableType:
-    table = Table(show_header=False, box=None)
-    for name, value in facts.items():
-        table.add_row(f"[bold]{name}[/]", escape(_shown(value)))
-    return table
-
-
-def _shown(value: Any) -> str:
-    match value:
-        case None:
-            return "-"
-        case int():
-            return f"{value:,}"
-        case dict():
-            return ", ".join(f"{name} {_shown(part)}" for name, part in value.items()) or "-"
-        case list():
-            return ", ".join(map(_shown, value)) or "-"
-    return str(value)

@@ -37,9 +37,9 @@ def status(
             if as_json:
                 print_json(facts)
             else:
-                from tidegate.cli.statusview import view
+                from tidegate.cli.status_tables import status_tables
 
-                console.print(view(facts, None, 0.0))
+                console.print(status_tables(facts, None, 0.0))
             if facts["halted"] or facts["merge_tries"] or (facts["log"] is not None and not facts["log"]["taking"]):
                 raise typer.Exit(1)
             return
@@ -50,11 +50,11 @@ def _live(client: Client, every_s: float) -> None:
     from rich.live import Live
     from rich.text import Text
 
-    from tidegate.cli.statusview import view
+    from tidegate.cli.status_tables import status_tables
 
     before = client.status()
     looked_at = time.monotonic()
-    with Live(view(before, None, 0.0), console=console, screen=True, auto_refresh=False) as live:
+    with Live(status_tables(before, None, 0.0), console=console, screen=True, auto_refresh=False) as live:
         while True:
             time.sleep(every_s)
             try:
@@ -63,7 +63,7 @@ def _live(client: Client, every_s: float) -> None:
                 live.update(Text(f"{error}\n\nlooking again …", style="red"), refresh=True)
                 continue
             seconds, looked_at = time.monotonic() - looked_at, time.monotonic()
-            live.update(view(now, before, seconds), refresh=True)
+            live.update(status_tables(now, before, seconds), refresh=True)
             before = now
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from tidegate.cli import backfill, connect, demo, killing, looking, measuring, serve, sql, work
+from tidegate.cli.printing import console, measured, print_facts, told
 from tidegate.errors import TidegateError
 
 app = typer.Typer(
@@ -49,9 +49,6 @@ app.command("crash-test")(killing.crash_test)
 app.command("soak")(killing.soak)
 app.add_typer(serve.tokens_app, name="token")
 app.add_typer(demo.demo_app, name="demo")
-console = Console()
-told = Console(stderr=True)
-
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 
 
@@ -74,11 +71,10 @@ def bench_leaderboard(
     from tidegate.benchmarks.peers import chosen
 
     contenders = chosen(peers)
-    with told.status("measuring") as status:
-        facts = run(votes, rounds, durable=durable, variants=variants, peers=contenders, progress=status.update)
+    facts = measured(run, votes, rounds, durable=durable, variants=variants, peers=contenders)
     if not as_json:
         _print_peers(facts.pop("variants", {}), facts.pop("peers", {}))
-    _print(facts, as_json)
+    print_facts(facts, as_json)
 
 
 @bench.command("kernel")
@@ -92,9 +88,7 @@ def bench_kernel(
     """
     from tidegate.benchmarks.kernel import bench as run
 
-    with told.status("measuring") as status:
-        facts = run(rounds, progress=status.update)
-    _print(facts, as_json)
+    print_facts(measured(run, rounds), as_json)
 
 
 @bench.command("durability")
@@ -108,9 +102,7 @@ def bench_durability(
     """
     from tidegate.benchmarks.durability import bench as run
 
-    with told.status("measuring") as status:
-        facts = run(rounds, progress=status.update)
-    _print(facts, as_json)
+    print_facts(measured(run, rounds), as_json)
 
 
 @bench.command("windows")
@@ -126,9 +118,8 @@ def bench_windows(
     """
     from tidegate.benchmarks.windows import bench as run
 
-    with told.status("measuring") as status:
-        facts = run(rows, rounds, peers=peers, progress=status.update)
-    _print(facts, as_json)
+    facts = measured(run, rows, rounds, peers=peers)
+    print_facts(facts, as_json)
     if not facts["correct"]:
         raise typer.Exit(1)
 
@@ -152,7 +143,7 @@ def bench_spark(
         from tidegate.benchmarks.spark_plot import draw
 
         draw(facts, plot)
-    _print(facts, as_json)
+    print_facts(facts, as_json)
     if not facts["correct"]:
         raise typer.Exit(1)
 
@@ -170,9 +161,8 @@ def bench_hospital(
     """
     from tidegate.benchmarks.hospital import bench as run
 
-    with told.status("measuring") as status:
-        facts = run(patients, seconds, durable, progress=status.update)
-    _print(facts, as_json)
+    facts = measured(run, patients, seconds, durable)
+    print_facts(facts, as_json)
     if not facts["holds"]:
         raise typer.Exit(1)
 
@@ -188,9 +178,7 @@ def bench_replica(
     """
     from tidegate.benchmarks.replica import bench as run
 
-    with told.status("measuring") as status:
-        facts = run(rounds, progress=status.update)
-    _print(facts, as_json)
+    print_facts(measured(run, rounds), as_json)
 
 
 @bench.command("server")
@@ -209,9 +197,8 @@ def bench_server(
     """
     from tidegate.benchmarks.server import bench as run
 
-    with told.status("measuring") as status:
-        facts = run(clients, pushes, rounds, rate, progress=status.update)
-    _print(facts, as_json)
+    facts = measured(run, clients, pushes, rounds, rate)
+    print_facts(facts, as_json)
     if not facts["verified"] or facts["lost_by_server"] or facts["lost_by_subscribers"]:
         raise typer.Exit(1)
 
@@ -234,7 +221,7 @@ def bench_report(
             raise TidegateError(f"the report has no section {name!r}; it has {', '.join(names)}")
     with told.status("measuring") as status:
         failed = run(list(only or ()), results or RESULTS, status.update)
-    _print({"report": str((results or RESULTS) / "report.md"), "failed": failed}, as_json)
+    print_facts({"report": str((results or RESULTS) / "report.md"), "failed": failed}, as_json)
     for name, why in failed.items():
         told.print(f"[red]{name}:[/] {escape(why)}", soft_wrap=True)
     if failed:
@@ -262,7 +249,7 @@ def sim(
     for failure in summary.failures:
         told.print(failure.text, markup=False)
     facts = {**asdict(summary), "failures": [failure.seed for failure in summary.failures]}
-    _print(facts, as_json)
+    print_facts(facts, as_json)
     if summary.failures:
         raise typer.Exit(1)
 
@@ -278,7 +265,7 @@ def show_log(
 
     Example: tidegate log data --limit 20
     """
-    from tidegate.offline.logview import entries, table
+    from tidegate.offline.log_entries import entries, table
 
     found: list[dict[str, Any]] = []
     try:
@@ -310,7 +297,7 @@ def verify(
     facts = {**asdict(found), "same": found.same}
     if not as_json:
         del facts["differences"]
-    _print(facts, as_json)
+    print_facts(facts, as_json)
     if not found.same:
         for difference in () if as_json else found.differences:
             console.print(f"[red]different:[/] {escape(difference)}", soft_wrap=True)
@@ -351,7 +338,7 @@ def restore(
 
 def _copied(source: Path, target: Path, as_json: bool) -> None:
     if as_json:
-        _print({"directory": str(source), "target": str(target)}, as_json)
+        print_facts({"directory": str(source), "target": str(target)}, as_json)
     else:
         console.print(f"{source} copied to {target}")
 
@@ -365,7 +352,7 @@ def version(as_json: Json = False) -> None:
     from importlib.metadata import version as of
 
     if as_json:
-        _print({"tidegate": of("tidegate"), "duckdb": of("duckdb"), "python": sys.version.split()[0]}, as_json)
+        print_facts({"tidegate": of("tidegate"), "duckdb": of("duckdb"), "python": sys.version.split()[0]}, as_json)
     else:
         typer.echo(of("tidegate"))
 
@@ -400,29 +387,6 @@ def _print_peers(variants: dict[str, Any], peers: dict[str, Any]) -> None:
             given = found.get("guarantees", {"skipped": found.get("skipped")})
             told_of = "; ".join(f"{what.replace('_', ' ')}: {how}" for what, how in given.items())
             console.print(f"[bold]{name}[/]  {escape(told_of)}")
-
-
-def _print(facts: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps(facts, default=str))
-        return
-    table = Table(show_header=False, box=None)
-    for name, value in facts.items():
-        table.add_row(f"[bold]{name}[/]", escape(_shown(value)))
-    console.print(table)
-
-
-def _shown(value: Any) -> str:
-    match value:
-        case bool():
-            return "yes" if value else "no"
-        case int():
-            return f"{value:,}"
-        case dict():
-            return ", ".join(f"{name} {_shown(part)}" for name, part in value.items()) or "-"
-        case list():
-            return ", ".join(map(_shown, value)) or "-"
-    return str(value)
 
 
 def _show_version(wanted: bool) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from tidegate.cli.printing import Json, console, print_json, told
+from tidegate.cli.printing import Json, console, measured, print_json, told
 
 Rounds = Annotated[int, typer.Option(min=1, help="Rounds; medians are reported.")]
 
@@ -32,9 +32,7 @@ def transactions(
     from tidegate.benchmarks.workloads import Parameters
 
     given = Parameters(skew=skew, length=length, multi_partition=multi_partition, aborts=aborts)
-    with told.status("measuring") as status:
-        facts = bench(events, rounds, given, progress=status.update)
-    _print(facts, as_json)
+    _print(measured(bench, events, rounds, given), as_json)
 
 
 def growth(
@@ -49,9 +47,7 @@ def growth(
     """
     from tidegate.benchmarks.growth import bench
 
-    with told.status("measuring") as status:
-        facts = bench(rounds, batches, factor, progress=status.update)
-    _print(facts, as_json)
+    _print(measured(bench, rounds, batches, factor), as_json)
 
 
 def connectors(
@@ -66,9 +62,7 @@ def connectors(
     """
     from tidegate.benchmarks.connectors import bench
 
-    with told.status("measuring") as status:
-        facts = bench(votes, rows, rounds, progress=status.update)
-    _print(facts, as_json)
+    _print(measured(bench, votes, rows, rounds), as_json)
 
 
 def latency(
@@ -82,9 +76,7 @@ def latency(
     """
     from tidegate.benchmarks.latency import bench
 
-    with told.status("measuring") as status:
-        facts = bench(seconds, rounds, progress=status.update)
-    _print(facts, as_json)
+    _print(measured(bench, seconds, rounds), as_json)
 
 
 def memory(
@@ -98,9 +90,7 @@ def memory(
     """
     from tidegate.benchmarks.memory import bench
 
-    with told.status("measuring") as status:
-        facts = bench(rows, votes, progress=status.update)
-    _print(facts, as_json)
+    _print(measured(bench, rows, votes), as_json)
 
 
 def profile(

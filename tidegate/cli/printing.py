@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from tidegate.errors import TidegateError
 
@@ -28,6 +31,38 @@ LOCAL = "http://127.0.0.1:8080"
 
 def print_json(value: Any) -> None:
     typer.echo(json.dumps(value, default=str))
+
+
+def print_facts(facts: dict[str, Any], as_json: bool = False) -> None:
+    """One JSON object, or a line for each fact."""
+    if as_json:
+        print_json(facts)
+        return
+    table = Table(show_header=False, box=None)
+    for name, value in facts.items():
+        table.add_row(f"[bold]{name}[/]", escape(_shown(value)))
+    console.print(table)
+
+
+def _shown(value: Any) -> str:
+    match value:
+        case None:
+            return "-"
+        case bool():
+            return "yes" if value else "no"
+        case int():
+            return f"{value:,}"
+        case dict():
+            return ", ".join(f"{name} {_shown(part)}" for name, part in value.items()) or "-"
+        case list():
+            return ", ".join(map(_shown, value)) or "-"
+    return str(value)
+
+
+def measured(run: Callable[..., dict[str, Any]], *given: Any, **options: Any) -> dict[str, Any]:
+    """What a benchmark found; it says meanwhile what it is measuring."""
+    with told.status("measuring") as status:
+        return run(*given, **options, progress=status.update)
 
 
 def client_of(url: str, token: str | None) -> Client:

@@ -7,7 +7,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 import httpx
@@ -99,9 +98,7 @@ class RemoteSubscription:
     def __enter__(self) -> RemoteSubscription:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # ---- the reading thread

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 from tidegate.directory.layout import Directory, generation
 from tidegate.errors import DirectoryInUse, TidegateError
 from tidegate.storage.generations import copy_base
-from tidegate.txn.log.files import OsFiles, sync_directory, sync_file
+from tidegate.syncing import sync_file
+from tidegate.txn.log.files import OsFiles, sync_directory
 from tidegate.txn.log.reader import LogReader
 
 if TYPE_CHECKING:

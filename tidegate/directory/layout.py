@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 from tidegate.errors import BaseDamaged, DirectoryInUse, LogDamaged, RecoveryRefused, TidegateError
 from tidegate.forking import check_directory, hand_down, own
 from tidegate.guard.private import private_directory
-from tidegate.storage.generations import inspect_base, read_facts, sync_file
+from tidegate.storage.generations import inspect_base, read_facts
+from tidegate.syncing import sync_file
 from tidegate.txn.log.files import OsFiles, sync_directory
 
 KEPT_GENERATIONS = 2

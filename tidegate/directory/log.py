@@ -23,8 +23,9 @@ from tidegate.errors import LogError, LogFailed, TidegateError
 from tidegate.storage.base import letting_signals_through
 from tidegate.storage.codec import to_json
 from tidegate.storage.database import Database
-from tidegate.storage.generations import copy_base, sync_base, sync_file
+from tidegate.storage.generations import copy_base, sync_base
 from tidegate.storage.halfway import TELLING, Halfway
+from tidegate.syncing import sync_file
 from tidegate.tuning import Turns
 from tidegate.txn.log.reader import begin_of
 from tidegate.txn.log.record import Checkpoint, Executed, Record

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from tidegate.clock import SystemClock
+from tidegate.clock import EPOCH, SystemClock
 from tidegate.errors import DataError, DeclarationError, TidegateError
 from tidegate.forking import own
 from tidegate.mutex import Rank, reentrant
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from tidegate.engine.engine import Engine
     from tidegate.storage.schema import Relation, Row
 
-EPOCH = dt.datetime(1970, 1, 1)
 MICROSECOND = dt.timedelta(microseconds=1)
 
 

@@ -1,7 +1,8 @@
-"""Addresses as they may be shown: in errors, log lines and views. Whoever reads those need not know the passwords in them."""
+"""Addresses: which are of this machine only, and how they may be shown in errors, log lines and views: without passwords."""
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Iterable
 from urllib.parse import urlsplit
@@ -45,3 +46,13 @@ def hidden(text: str, secrets: Iterable[str]) -> str:
     for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
     return text
+
+
+def is_loopback(host: str) -> bool:
+    """Is this an address of this machine only?"""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,11 +1,11 @@
 """Ingestion: rows come in from a source outside, in order, across crashes of either side.
 
-    source.poll ─▶ push(rows, source=name, offset=position) ─▶ source.committed(position)
-        ▲                        │ one record in the log: rows and position, both or none
+    source.poll ─▶ push(rows, source=name, offset=offset) ─▶ source.committed(offset)
+        ▲                        │ one record in the log: rows and offset, both or none
         └── source.open(position(name)) after a restart, a lost connection, or any doubt
 
-The position that went in with the last rows is the only truth about how far a source has come. A crash at any moment
-leaves it before or after a chunk, never inside, and the source goes on from there: each row is taken exactly once.
+The offset that went in with the last rows is the only truth about how far a source has come. A crash at any moment
+leaves it before or after what one poll brought, never inside, and the source goes on from there: each row is taken exactly once.
 ``committed`` lets the other side forget; if we die before it is called, the next opening says where we are.
 
 **Rejected records.** What can't be read, or does not fit the stream, goes to the border stream ``rejected_in`` with its
@@ -35,9 +35,9 @@ from tidegate.errors import (
 )
 from tidegate.forking import own
 from tidegate.outside.background import in_background, repeat
+from tidegate.outside.destinations import Destination, destination_of
 from tidegate.outside.rejects import REJECTED, rejected_row
-from tidegate.outside.sources import Chunk, Malformed, Source
-from tidegate.outside.targets import Target, target_of
+from tidegate.outside.sources import Malformed, Polled, Source
 
 if TYPE_CHECKING:
     from tidegate.client import Client
@@ -55,7 +55,9 @@ class Ingestion:
     ``rows``, ``rejected``: counted since it was made. ``error``: the last failure, None after a success.
     """
 
-    def __init__(self, target: Target, stream: str, source: Source, name: str, size: int | None, limit: int) -> None:
+    def __init__(
+        self, destination: Destination, stream: str, source: Source, name: str, size: int | None, limit: int
+    ) -> None:
         own(self)
         self.name = name
         self.stream = stream
@@ -67,11 +69,11 @@ class Ingestion:
         self.error: Exception | None = None
         self.lag: int | None = None  # what waits in the source, as far as was known a moment ago
         self._measured = 0.0
-        self._target = target
-        self._relation = target.relation(stream)
+        self._destination = destination
+        self._relation = destination.relation(stream)
         self._opened = False
-        self._chunk: Chunk | None = None  # read, not accepted yet
-        self._position: Any = None  # of what was accepted last
+        self._polled: Polled | None = None  # read, not accepted yet
+        self._offset: Any = None  # of what was accepted last
         self._reading = threading.Condition()  # one reads at a time; notified after every attempt
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -95,7 +97,7 @@ class Ingestion:
     @property
     def finished(self) -> bool:
         """Has everything been taken that there will ever be?"""
-        return self._opened and self._chunk is None and self.source.finished
+        return self._opened and self._polled is None and self.source.finished
 
     def _measure(self, at_least_s: float = 0.0) -> None:
         """Ask the source how far behind we are: here, by whoever reads it, so that looking at ``lag`` never waits."""
@@ -109,9 +111,9 @@ class Ingestion:
     def open(self) -> None:
         """Open the source where its last accepted rows ended."""
         if not self._opened:
-            self._chunk = None
-            self._position = self._target.position(self.name)
-            self.source.open(self.name, self._relation, self._position)
+            self._polled = None
+            self._offset = self._destination.offset(self.name)
+            self.source.open(self.name, self._relation, self._offset)
             self._opened = True
             self._measure()
 
@@ -151,16 +153,16 @@ class Ingestion:
             raise EngineClosed(f"ingestion {self.name} is closed; it goes on where it was after the next opening")
         try:
             self.open()
-            if self._chunk is None:
-                self._chunk = self.source.poll(self.limit, timeout_s)
-            if self._chunk is None:
+            if self._polled is None:
+                self._polled = self.source.poll(self.limit, timeout_s)
+            if self._polled is None:
                 self.error = None
                 self._measure(LAG_S if timeout_s and not self.source.finished else 0.0)
                 return None
-            taken = self._put(self._chunk)
-            position, self._chunk = self._chunk.position, None
+            taken = self._put(self._polled)
+            offset, self._polled = self._polled.offset, None
             crash_point("ingestion-before-committed")
-            self.source.committed(position)
+            self.source.committed(offset)
             self._measure(0.0 if self.source.finished else LAG_S)
         except BaseException as error:
             self._failed(error)
@@ -168,44 +170,44 @@ class Ingestion:
         self.error = None
         return taken
 
-    def _put(self, chunk: Chunk) -> int:
-        """Bring a chunk into the engine: rejected records first, then the rows with the position."""
-        rows, malformed = chunk.rows, list(chunk.malformed)
+    def _put(self, polled: Polled) -> int:
+        """Bring what was polled into the engine: rejected records first, then the rows with the offset."""
+        rows, malformed = polled.rows, list(polled.malformed)
         if malformed:
-            self._reject(malformed, None if rows else chunk.position)
+            self._reject(malformed, None if rows else polled.offset)
         if not rows:
             return 0
         crash_point("ingestion-before-push")
         try:
-            self._accept(rows, chunk.position)
+            self._accept(rows, polled.offset)
         except DataError:
-            rows, unfit = self._sifted(chunk)
+            rows, unfit = self._sifted(polled)
             if not unfit:
                 raise
-            self._reject(unfit, None if rows else chunk.position)
+            self._reject(unfit, None if rows else polled.offset)
             if rows:
-                self._accept(rows, chunk.position)
+                self._accept(rows, polled.offset)
         self.rows += len(rows)
         return len(rows)
 
-    def _accept(self, rows: Sequence[Any], position: Any) -> None:
-        self._target.put(self.stream, rows, self.size, source=self.name, offset=position, after=self._position)
-        self._position = position
+    def _accept(self, rows: Sequence[Any], offset: Any) -> None:
+        self._destination.put(self.stream, rows, self.size, source=self.name, offset=offset, after=self._offset)
+        self._offset = offset
 
-    def _sifted(self, chunk: Chunk) -> tuple[list[Any], list[Malformed]]:
+    def _sifted(self, polled: Polled) -> tuple[list[Any], list[Malformed]]:
         """The rows that fit their stream, and those that do not."""
         fit, unfit = [], []
-        for i, row in enumerate(chunk.rows):
+        for i, row in enumerate(polled.rows):
             try:
-                fit.append(self._target.check(self.stream, row))
+                fit.append(self._destination.check(self.stream, row))
             except DataError as error:
-                place = f"row {i} before {chunk.position!r}" if chunk.place is None else chunk.place(i)
+                place = f"row {i} before {polled.offset!r}" if polled.place is None else polled.place(i)
                 unfit.append(Malformed(place, repr(row), str(error)))
         return fit, unfit
 
-    def _reject(self, malformed: list[Malformed], position: Any) -> None:
-        """Record what could not be taken. ``position``: given when no rows follow that it would go in with."""
-        if not self._target.has(REJECTED):
+    def _reject(self, malformed: list[Malformed], offset: Any) -> None:
+        """Record what could not be taken. ``offset``: given when no rows follow that it would go in with."""
+        if not self._destination.has(REJECTED):
             first = malformed[0]
             raise SourceError(
                 f"{self.name}: {first.place} is no row of {self.stream}: {first.reason}. It was {first.record[:200]!r}. "
@@ -215,19 +217,19 @@ class Ingestion:
                 fatal=True,
             )
         rows = [rejected_row(self.name, m.place, self.stream, m.record, m.reason) for m in malformed]
-        if position is None:
-            self._target.put(REJECTED, rows)
+        if offset is None:
+            self._destination.put(REJECTED, rows)
         else:
-            self._target.put(REJECTED, rows, source=self.name, offset=position, after=self._position)
-            self._position = position
+            self._destination.put(REJECTED, rows, source=self.name, offset=offset, after=self._offset)
+            self._offset = offset
         self.rejected += len(rows)
         log.warning("%s: %d records rejected; the first: %s", self.name, len(rows), text_of(malformed[0].reason))
 
     def _failed(self, error: BaseException) -> None:
-        """After any doubt, the source is opened again at the position that is on disk. A full queue is no doubt."""
+        """After any doubt, the source is opened again at the offset that is on disk. A full queue is no doubt."""
         if not isinstance(error, (Overloaded, DiskFull)) and self._opened:
             self._opened = False
-            self._chunk = None
+            self._polled = None
             self.source.close()
         if isinstance(error, Exception) and not isinstance(error, EngineClosed):
             self.error = error
@@ -271,7 +273,7 @@ def ingest(
     """Take the rows of ``source`` into a border stream of an engine, or of a served one (a client).
 
     ``ingestion.pump()`` takes what is there; ``background``: a thread does, and connects again by itself. ``name``: under
-    which the position is remembered; keep it. ``limit``: rows taken at a time; they are one batch, or batches of ``size``
+    which the offset is remembered; keep it. ``limit``: rows taken at a time; they are one batch, or batches of ``size``
     rows. Raises SourceError at once when what the source holds does not fit the stream.
     """
     from tidegate.engine.engine import Engine
@@ -280,7 +282,7 @@ def ingest(
         if type(value) is not int or value < 1:
             raise TidegateError(f"ingest({stream!r}, …): {what} is a positive whole number of rows, got {value!r}")
     name = f"{type(source).__name__}/{stream}" if name is None else name
-    ingestion = Ingestion(target_of(target), stream, source, name, size, limit)
+    ingestion = Ingestion(destination_of(target), stream, source, name, size, limit)
     if isinstance(target, Engine):
         _register(target, ingestion)
     try:

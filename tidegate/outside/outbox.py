@@ -20,7 +20,7 @@ from tidegate.errors import TidegateError, text_of
 from tidegate.forking import own
 from tidegate.mutex import Rank, reentrant
 from tidegate.outside.changelog import Changelog, changelogs
-from tidegate.outside.sources import check_name
+from tidegate.outside.sources import check_stored_name
 from tidegate.storage.codec import from_json, to_json
 from tidegate.storage.halfway import DELIVERING
 from tidegate.streams.batch import Batch
@@ -181,7 +181,7 @@ class Outbox:
     def subscribe(self, name: str, stream: str, snapshot: bool = True) -> DurableSubscription:
         """The subscription ``name``: as it was left, or new from now on; of a changelog, with what its table holds."""
         table = self._engine.app.streams[stream].changelog_of
-        check_name("the name of a subscription or delivery", name)
+        check_stored_name("the name of a subscription or delivery", name)
         known = self.subscriptions.get(name) or self._begin(name, stream, begun=table is None or not snapshot)
         with self._engine.lock:
             if known.stream != stream:

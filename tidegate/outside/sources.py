@@ -21,19 +21,19 @@ class Malformed:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
-    """Some rows of a source, in order; ``position`` is after them and after the malformed records among them.
+class Polled:
+    """Some rows of a source, in order; ``offset`` is after them and after the malformed records among them.
 
     ``place(i)``: where row i is in the source.
     """
 
     rows: Sequence[Any]
-    position: Any
+    offset: Any
     malformed: Sequence[Malformed] = ()
     place: Callable[[int], str] | None = None
 
 
-def check_name(what: str, name: Any) -> None:
+def check_stored_name(what: str, name: Any) -> None:
     """Refuse a name under which nothing could be remembered."""
     if not isinstance(name, str) or not name or text_of(name) != name:
         raise DataError(f"{what} is a text of at least one character, without halves of surrogate pairs; got {name!r}")
@@ -43,7 +43,7 @@ def check_place(source: str | None = None, offset: Any = None, **_: Any) -> None
     """Refuse, before anything is accepted, what could not be remembered together with the rows: a source and its offset."""
     if source is None:
         return
-    check_name("source", source)
+    check_stored_name("source", source)
     try:
         writable(offset)
     except ValueError as error:
@@ -65,17 +65,17 @@ class Source(Protocol):
     def finished(self) -> bool:
         """True when there will never be more."""
 
-    def open(self, name: str, relation: Relation, position: Any) -> None:
-        """Connect, check that what is there fits ``relation``, and go to ``position`` (None: the beginning).
+    def open(self, name: str, relation: Relation, offset: Any) -> None:
+        """Connect, check that what is there fits ``relation``, and go to ``offset`` (None: the beginning).
 
         SourceError if that can't work, ``fatal`` when trying again won't help.
         """
 
-    def poll(self, limit: int, timeout_s: float) -> Chunk | None:
+    def poll(self, limit: int, timeout_s: float) -> Polled | None:
         """The next records, about ``limit`` at most; None when ``timeout_s`` seconds bring none."""
 
-    def committed(self, position: Any) -> None:
-        """Everything up to ``position`` is on disk here; the other side may forget it."""
+    def committed(self, offset: Any) -> None:
+        """Everything up to ``offset`` is on disk here; the other side may forget it."""
 
     def close(self) -> None:
         """Let go of connections. It may be opened again."""
@@ -91,5 +91,5 @@ class Checked(NamedTuple):
 class CheckedSource(Source, Protocol):
     """A source that ``tidegate connect --check`` can look at."""
 
-    def check(self, name: str, relation: Relation, position: Any) -> Checked:
+    def check(self, name: str, relation: Relation, offset: Any) -> Checked:
         """Would :meth:`open` do? SourceError if not. It makes, takes over and moves nothing, here or on the other side."""

@@ -29,7 +29,7 @@ from tidegate.replica.local import LocalQueries
 from tidegate.replica.mirror import Mirror, tables_of
 from tidegate.replica.running import Work
 from tidegate.replica.statements import Statements
-from tidegate.replica.sysviews import SystemViews
+from tidegate.replica.system_views import SystemViews
 from tidegate.replica.wire.scram import Verifier
 from tidegate.replica.wire.server import ENTERING, PostgresServer
 

@@ -11,7 +11,7 @@ from tidegate.replica.frames import Frame, Kind, from_ipc, pack, read_frame, sch
 from tidegate.replica.freshness import Freshness
 from tidegate.replica.guard import Asker
 from tidegate.replica.running import Query, Work
-from tidegate.replica.sysviews import SystemViews
+from tidegate.replica.system_views import SystemViews
 
 
 class LocalQueries:

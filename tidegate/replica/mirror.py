@@ -59,7 +59,7 @@ class Table:
 FRONTIER_COLUMNS = tuple((name, "BIGINT", True, None) for name in ("number", "position", "oldest_number", "oldest"))
 
 
-class State(NamedTuple):
+class MergedState(NamedTuple):
     """A merged state: the number of the merge, the position it stands for, and what it replaced."""
 
     number: int
@@ -100,8 +100,8 @@ class Mirror:
         self._copying = threading.Lock()
         self._keep, self._keep_rows = history_merges, history_rows
         self._writer = self.connection.cursor()
-        self._states: deque[State] = deque()  # newest last; the last one is the frontier
-        self._merging: State | None = None
+        self._states: deque[MergedState] = deque()  # newest last; the last one is the frontier
+        self._merging: MergedState | None = None
         self._replaced = 0
         self._as_of: set[tuple[int, str]] = set()
         self._declare()
@@ -137,7 +137,7 @@ class Mirror:
     def begin(self, number: int, position: int, fresh: bool) -> None:
         """A merge starts; nothing of it is seen before :meth:`publish`."""
         self._writer.execute("BEGIN TRANSACTION")
-        self._merging, self._replaced = State(number, position, 0), 0
+        self._merging, self._replaced = MergedState(number, position, 0), 0
         if fresh:
             self._states.clear()
             for table in self.tables.values():
@@ -172,7 +172,7 @@ class Mirror:
         self._writer.execute(f"INSERT INTO {target} FROM {given}")
         self._writer.unregister("tg_delta")
 
-    def publish(self) -> State:
+    def publish(self) -> MergedState:
         """The merge is complete: from now on it is what queries see."""
         assert self._merging is not None
         state = self._merging._replace(rows=self._replaced)
@@ -201,7 +201,7 @@ class Mirror:
     def _remember(self, sql: str) -> None:
         self._replaced += self._writer.execute(sql).fetchall()[0][0]
 
-    def _forget(self, newest: State) -> bool:
+    def _forget(self, newest: MergedState) -> bool:
         """Let go of the oldest states when there are too many, or too much is kept for them."""
         kept = sum(state.rows for state in [*self._states, newest][1:])  # nothing is kept to get behind the oldest
         before = len(self._states)
@@ -230,11 +230,11 @@ class Mirror:
     # ---- older states
 
     @property
-    def frontier(self) -> State | None:
+    def frontier(self) -> MergedState | None:
         """The newest state; None before the first."""
         return self._states[-1] if self._states else None
 
-    def state_at(self, position: int) -> State:
+    def state_at(self, position: int) -> MergedState:
         """The newest retained state that is not newer than ``position``."""
         states = list(self._states)
         if not states or position > states[-1].position:
@@ -252,7 +252,7 @@ class Mirror:
             )
         return found
 
-    def as_of(self, state: State, name: str) -> str:
+    def as_of(self, state: MergedState, name: str) -> str:
         """The name of a view of the table as it was in ``state``."""
         table = self.tables[name]
         view = f"{AS_OF}.{quote(f'{name}@{state.number}')}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import os
 import socket
 import tempfile
@@ -12,13 +11,13 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from tidegate.errors import QueryFailed, QueryRefused, TidegateError
 from tidegate.forking import own
+from tidegate.guard.addresses import is_loopback
 from tidegate.guard.private import check_secret
 from tidegate.replica.frames import Frame, Kind, from_ipc, pack, read_frame, receive, schema_from_ipc, values_to_ipc
 from tidegate.replica.limits import Limits
@@ -56,7 +55,7 @@ class ReplicaProcess:
         tables: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self.limits = limits if limits is not None else Limits()
-        if pg_port is not None and passwords is None and not _is_loopback(pg_host):
+        if pg_port is not None and passwords is None and not is_loopback(pg_host):
             raise TidegateError(
                 f"the SQL endpoint would listen on {pg_host} for everybody; give passwords (or tokens), or listen on 127.0.0.1"
             )
@@ -125,9 +124,7 @@ class ReplicaProcess:
     def __enter__(self) -> ReplicaProcess:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     @property
@@ -332,15 +329,6 @@ def _request(
     except (pa.ArrowException, TypeError) as error:
         raise QueryFailed(f"a parameter can't be sent: {error}", sqlstate="22023") from None
     return pack(Kind.QUERY, facts, body)
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _listen(host: str, port: int) -> socket.socket:

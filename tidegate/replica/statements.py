@@ -14,7 +14,7 @@ from tidegate.errors import QueryRefused, TidegateError
 from tidegate.replica import text
 from tidegate.replica.catalog.rewrite import mentions_catalog, rewritten
 from tidegate.replica.guard import Guard, Reading
-from tidegate.replica.mirror import Mirror, State
+from tidegate.replica.mirror import MergedState, Mirror
 
 REMEMBERED = 500  # statements whose check is kept
 SHORT = 20_000  # longer ones are checked every time
@@ -84,7 +84,7 @@ class Statements:
                 sqlstate="54000",
             )
 
-    def at(self, prepared: Prepared, state: State) -> Prepared:
+    def at(self, prepared: Prepared, state: MergedState) -> Prepared:
         """The statement over the tables as they were in ``state``: every table's name leads to a view of it."""
         try:
             tree = sqlglot.parse_one(text.hide_parameters(prepared.sql), dialect="duckdb")

@@ -26,6 +26,8 @@ from typing import Any, get_args
 
 import msgspec
 
+from tidegate.clock import EPOCH
+
 FORMAT = 2
 HEADER = struct.Struct("<II")
 
@@ -209,9 +211,6 @@ _KIND_OF = {bytes([0x90 | width, tag]): kind for tag, kind in KINDS.items() for 
 def kind_of(body: bytes) -> type[Record] | None:
     """The kind of a record, without decoding it: all are short arrays that begin with a small number."""
     return _KIND_OF.get(body[:2])
-
-
-EPOCH = dt.datetime(1970, 1, 1)
 
 
 def to_us(time: dt.datetime) -> int:

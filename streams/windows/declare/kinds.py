@@ -384,8 +384,3 @@ def last_window(x: Any, slide: int) -> Any:
 def extent(number: int, size: int, slide: int) -> tuple[int, int]:
     """The elements (or times) [low, high) of window ``number``."""
     return number * slide, number * slide + size
-
-
-def landmark_extent(number: int, interval: int, slide: int) -> tuple[int, int]:
-    """The elements (or times) [low, high) of landmark window ``number``."""
-    return number * slide // interval * interval, (number + 1) * slide

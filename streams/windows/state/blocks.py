@@ -8,7 +8,7 @@ before it the merges up to its end (*suffix*), one for each pane: two merges per
     panes     0   1   2   3   4   5   6   7
     window 2          [ suffix│prefix ]
 
-Both tables are in pages (:mod:`.pages`): a key with few panes takes little room, however many a window may have.
+Both tables are in pages (:mod:`.sparse`): a key with few panes takes little room, however many a window may have.
 
 A landmark window is the prefix alone, and nothing else is kept of it. The merges depend on the panes' numbers only, so
 results do not depend on batches.
@@ -23,14 +23,14 @@ import numpy as np
 
 from tidegate.storage.schema import Relation
 from tidegate.streams.windows.declare.kinds import WindowSpec
+from tidegate.streams.windows.state.column_state import Frontier, Taken
 from tidegate.streams.windows.state.columns import Array, Columns
-from tidegate.streams.windows.state.fields import ROWS
+from tidegate.streams.windows.state.fields import ROWS, Partials
 from tidegate.streams.windows.state.keys import ascending
-from tidegate.streams.windows.state.pages import Pages, flat
 from tidegate.streams.windows.state.panes import Names, PaneState, Part, results_of
 from tidegate.streams.windows.state.results import ResultRows, Results
-from tidegate.streams.windows.state.runs import Groups, Partials, Run, Suffixes, side_by_side
-from tidegate.streams.windows.state.states import Frontier, Taken
+from tidegate.streams.windows.state.runs import Groups, Run, Suffixes, side_by_side
+from tidegate.streams.windows.state.sparse import SparseTable, flat
 from tidegate.streams.windows.state.times import NEVER, Step
 
 SOME = 256  # keys looked at together
@@ -57,7 +57,7 @@ class BlockState(PaneState):
         self.block: Array = np.full(room, NEVER, "i8")  # the block in progress
         self.suffix_block: Array = np.full(room, NEVER, "i8")
         columns = self.per_window + 1  # behind the last pane of a block is always nothing
-        self.panes, self.suffix = Pages(self.fields, columns, room), Pages(self.fields, columns, room)
+        self.panes, self.suffix = SparseTable(self.fields, columns, room), SparseTable(self.fields, columns, room)
         self.prefix = {f.name: f.empty(room) for f in self.fields}
 
     def _keep(self, which: Array, room: int) -> None:

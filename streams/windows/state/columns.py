@@ -57,15 +57,6 @@ class Columns:
         return cls(relation, len(rows), values, valid)
 
     @classmethod
-    def of_arrow(cls, relation: Relation, table: pa.Table, names: Iterable[str] | None = None) -> Columns:
-        """The named columns (default: all) of an Arrow table with the columns of ``relation``."""
-        values: dict[str, Array] = {}
-        valid: dict[str, Array | None] = {}
-        for name in relation.index_of if names is None else names:
-            values[name], valid[name] = _from_arrow(relation.column(name), table.column(name).combine_chunks())
-        return cls(relation, table.num_rows, values, valid)
-
-    @classmethod
     def empty(cls, relation: Relation, names: Iterable[str] | None = None) -> Columns:
         return cls.of_rows(relation, (), names)
 

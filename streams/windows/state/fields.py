@@ -17,7 +17,9 @@ import numpy as np
 from tidegate.streams.windows.state.columns import Array, Columns
 
 Has = Any  # which panes have rows, as an array; None where no field of the window asks
-ROWS = ("Counted", None)  # the field that says how many rows a pane has
+FieldName = tuple[str, str | None]  # its kind, and the column it is of
+Partials = dict[FieldName, Array]
+ROWS: FieldName = ("Counted", None)  # the field that says how many rows a pane has
 
 
 class Segments:

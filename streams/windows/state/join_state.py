@@ -11,17 +11,18 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from tidegate.clock import EPOCH
 from tidegate.errors import DataError
 from tidegate.storage.codec import widened
 from tidegate.storage.schema import Relation, Row
 from tidegate.streams.windows.declare.joins import JoinSpec, Output, check_join
 from tidegate.streams.windows.declare.kinds import first_window, last_window
 from tidegate.streams.windows.state import saving
+from tidegate.streams.windows.state.column_state import LATE_SHOWN
 from tidegate.streams.windows.state.columns import Array, Columns, times_of
 from tidegate.streams.windows.state.matching import NO_KEY, Found, KeyCodes, matches, spread
-from tidegate.streams.windows.state.results import EPOCH, ResultRows, Slide
+from tidegate.streams.windows.state.results import ResultRows, Slide
 from tidegate.streams.windows.state.sizes import bytes_of
-from tidegate.streams.windows.state.states import LATE_SHOWN
 from tidegate.streams.windows.state.times import NEVER
 
 SPARE_CODES = 1_000  # key codes that may stay though no row held has them

@@ -21,11 +21,11 @@ from tidegate.storage.schema import Relation
 from tidegate.streams.windows.declare.functions import Extent
 from tidegate.streams.windows.declare.kinds import WindowSpec
 from tidegate.streams.windows.evaluate.plan import Plan
+from tidegate.streams.windows.state.column_state import ColumnState, Frontier, Taken
 from tidegate.streams.windows.state.columns import Array, Columns
 from tidegate.streams.windows.state.keys import Key, grouped, sort_key
 from tidegate.streams.windows.state.results import Results
-from tidegate.streams.windows.state.rows import Ranges
-from tidegate.streams.windows.state.states import ColumnState, Frontier, Taken
+from tidegate.streams.windows.state.rows import RangeCutter
 from tidegate.streams.windows.state.times import Step
 
 
@@ -64,7 +64,7 @@ class PaneResultState(ColumnState):
         super().__init__(spec, relation)
         self.plan = plan
         self.results = results
-        self.ranges = Ranges(spec)
+        self.ranges = RangeCutter(spec)
         self.pane = self.ranges.pane
         self.by_key: dict[Key, Kept] = {}
 

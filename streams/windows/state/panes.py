@@ -18,19 +18,16 @@ import numpy as np
 from tidegate.storage.schema import Relation
 from tidegate.streams.windows.declare.functions import Aggregates
 from tidegate.streams.windows.declare.kinds import WindowSpec, first_window
+from tidegate.streams.windows.state.column_state import ColumnState, Frontier, Taken
 from tidegate.streams.windows.state.columns import Array, Columns, array_of
-from tidegate.streams.windows.state.fields import ROWS, Counted, Field, Segments
+from tidegate.streams.windows.state.fields import ROWS, Counted, Field, FieldName, Partials, Segments
 from tidegate.streams.windows.state.keys import Groups, Key, ascending, grouped, sort_key
 from tidegate.streams.windows.state.results import ResultRows, Results
 from tidegate.streams.windows.state.segments import Cuts, by_count, by_time, of_one_pane
-from tidegate.streams.windows.state.states import ColumnState, Frontier, Taken
 from tidegate.streams.windows.state.times import NEVER, Step
 
 MERGED_DIRECTLY = 16  # panes to a window, at most: where blocks begin to cost less
 MANY = 1_000  # keys, before looking for some to forget
-
-FieldName = tuple[str, str | None]
-Partials = dict[FieldName, Array]
 
 
 class Part(NamedTuple):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, overload
 
 import pyarrow as pa
 
+from tidegate.clock import EPOCH
 from tidegate.errors import DataError, DeclarationError
 from tidegate.storage.schema import Column, Relation
 from tidegate.storage.types import column_type
@@ -17,8 +18,6 @@ from tidegate.streams.windows.state.columns import Array, Columns, dtype_of
 
 if TYPE_CHECKING:
     from tidegate.streams.windows.declare.joins import JoinSpec
-
-EPOCH = dt.datetime(1970, 1, 1)
 
 
 class Results:

@@ -17,10 +17,10 @@ from tidegate.storage.schema import Relation
 from tidegate.streams.windows.declare.functions import Extent
 from tidegate.streams.windows.declare.kinds import WindowSpec, first_window
 from tidegate.streams.windows.evaluate.plan import Plan
+from tidegate.streams.windows.state.column_state import ColumnState, Frontier, Taken
 from tidegate.streams.windows.state.columns import Array, Columns
 from tidegate.streams.windows.state.keys import Key, grouped, sort_key
 from tidegate.streams.windows.state.results import Results
-from tidegate.streams.windows.state.states import ColumnState, Frontier, Taken
 from tidegate.streams.windows.state.times import Step
 
 
@@ -91,7 +91,7 @@ class Cutter:
         raise NotImplementedError
 
 
-class Ranges(Cutter):
+class RangeCutter(Cutter):
     """Count, batches, time and landmark: window w holds [low(w), high(w)) of a coordinate, and fires when it is passed."""
 
     def __init__(self, spec: WindowSpec) -> None:
@@ -176,7 +176,7 @@ class Ranges(Cutter):
         return [0, *(np.flatnonzero(panes[1:] != panes[:-1]) + 1).tolist()]
 
 
-class SlideByTuple(Cutter):
+class SlideByTupleCutter(Cutter):
     sweeps = True
 
     def due(self, held: Held, frontier: Frontier) -> bool:
@@ -203,7 +203,7 @@ def _up(value: int, step: int) -> int:
     return -(-value // step) * step
 
 
-class SlideByTime(Cutter):
+class SlideByTimeCutter(Cutter):
     sweeps = True
     counts = False
 
@@ -226,7 +226,7 @@ class SlideByTime(Cutter):
         return fired, held.keeping(columns, x, max(0, len(x) - size + fired_last))
 
 
-class Delta(Cutter):
+class DeltaCutter(Cutter):
     def inside(self, x: Array) -> Array | None:
         return np.flatnonzero(~np.isnan(x))
 
@@ -254,7 +254,7 @@ class Delta(Cutter):
         return fired, held.keeping(columns, x, np.flatnonzero(x > mark + slide - size))
 
 
-class Punctuated(Cutter):
+class PunctuatedCutter(Cutter):
     def cut(self, held: Held, new: int, places: Array, frontier: Frontier) -> tuple[list[Cut], Held]:
         fresh = held.rows - new
         ends = np.flatnonzero(marked(self.spec, held.parts[-1])) + fresh + 1
@@ -268,7 +268,7 @@ class Punctuated(Cutter):
         return fired, replace(held.keeping(columns, x, low), number=held.number + len(fired))
 
 
-class Session(Cutter):
+class SessionCutter(Cutter):
     sweeps = True
 
     def due(self, held: Held, frontier: Frontier) -> bool:
@@ -309,8 +309,9 @@ def marked(spec: WindowSpec, columns: Columns) -> Array:
 
 
 CUTTERS: dict[str, type[Cutter]] = {
-    "count": Ranges, "batches": Ranges, "time": Ranges, "landmark": Ranges, "slide_by_tuple": SlideByTuple,
-    "slide_by_time": SlideByTime, "delta": Delta, "punctuated": Punctuated, "session": Session,
+    "count": RangeCutter, "batches": RangeCutter, "time": RangeCutter, "landmark": RangeCutter,
+    "slide_by_tuple": SlideByTupleCutter, "slide_by_time": SlideByTimeCutter, "delta": DeltaCutter,
+    "punctuated": PunctuatedCutter, "session": SessionCutter,
 }  # fmt: skip
 
 

@@ -15,12 +15,9 @@ from typing import NamedTuple
 import numpy as np
 
 from tidegate.streams.windows.state.columns import Array
-from tidegate.streams.windows.state.fields import Field
+from tidegate.streams.windows.state.fields import Field, Partials
 
 ROOMY = 8  # places in a table for each pane in it, at most
-
-FieldName = tuple[str, str | None]
-Partials = dict[FieldName, Array]
 
 
 class Run(NamedTuple):

@@ -25,21 +25,21 @@ def test_what_is_in_already(batch: int) -> None:
     assert next_step("s", at("q", 4), "q", batch) is None
 
 
-@pytest.mark.parametrize(("position", "missing"), [(None, 0), (at("q", 4), 5)])
-def test_an_engine_that_lacks_what_spark_has_noted_as_done(position: Any, missing: int) -> None:
+@pytest.mark.parametrize(("offset", "missing"), [(None, 0), (at("q", 4), 5)])
+def test_an_engine_that_lacks_what_spark_has_noted_as_done(offset: Any, missing: int) -> None:
     with pytest.raises(
         BatchError, match=f"has not seen micro-batch {missing}.*older than Spark's checkpoint"
     ) as caught:
-        next_step("s", position, "q", missing + 1)
+        next_step("s", offset, "q", missing + 1)
     assert caught.value.batch == missing + 1  # type: ignore[attr-defined]
-    assert next_step("s", position, "q", missing + 1, gaps=True) == Step("s", position, at("q", missing + 1))
+    assert next_step("s", offset, "q", missing + 1, gaps=True) == Step("s", offset, at("q", missing + 1))
 
 
 def test_another_query_is_refused_unless_it_is_announced() -> None:
-    for position in (at("p", 4), 17):
+    for offset in (at("p", 4), 17):
         with pytest.raises(BatchError, match=r"was fed by another query.*new_checkpoint=True"):
-            next_step("s", position, "q", 0)
-        assert next_step("s", position, "q", 0, new_checkpoint=True) == Step("s", position, at("q", 0))
+            next_step("s", offset, "q", 0)
+        assert next_step("s", offset, "q", 0, new_checkpoint=True) == Step("s", offset, at("q", 0))
     with pytest.raises(BatchError):  # it did not begin here
         next_step("s", at("p", 4), "q", 1, new_checkpoint=True)
 

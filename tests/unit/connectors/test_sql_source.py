@@ -164,7 +164,7 @@ def test_the_slot_moves_only_after_the_rows_are_in(open_engine: Open, tmp_path: 
     with changing.connect() as connection:
         before = connection.scalar(sa.text(where))
     insert(changing, 1)
-    source.committed = lambda position: None  # type: ignore[method-assign]
+    source.committed = lambda offset: None  # type: ignore[method-assign]
     assert ingestion.pump(5) == 1
     with changing.connect() as connection:
         assert connection.scalar(sa.text(where)) == before

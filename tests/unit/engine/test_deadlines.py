@@ -113,12 +113,12 @@ def check_nothing_left(engine: Engine) -> None:
     for lock in (database.base.gate, engine.lock, database._loading, database.base._copying):
         assert lock.acquire(blocking=False)
         lock.release()
-    for session in database._sessions:
-        session.cursor.execute("BEGIN TRANSACTION")  # refused inside another, or an aborted one
-        for name, table in session._shown.items():
-            found = session.cursor.execute(f'SELECT count(*) FROM "{name}"').fetchall()
+    for connection in database._connections:
+        connection.cursor.execute("BEGIN TRANSACTION")  # refused inside another, or an aborted one
+        for name, table in connection._shown.items():
+            found = connection.cursor.execute(f'SELECT count(*) FROM "{name}"').fetchall()
             assert found[0][0] == table.num_rows
-        session.cursor.execute("ROLLBACK")
+        connection.cursor.execute("ROLLBACK")
 
 
 @pytest.mark.parametrize("nested", [False, True], ids=["apart", "nested"])

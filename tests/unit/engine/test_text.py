@@ -26,7 +26,7 @@ from tidegate.errors import (
     text_of,
 )
 from tidegate.outside.rejects import declare_rejected
-from tidegate.outside.sources import Chunk, Malformed
+from tidegate.outside.sources import Malformed, Polled
 from tidegate.txn.log.record import Executed
 
 HALF = "te\ud800"
@@ -212,14 +212,14 @@ def test_records_of_a_source_that_are_no_unicode_are_put_aside(tmp_path: Path) -
         lag = None
         finished = False
 
-        def open(self, name: str, relation: Any, position: Any) -> None: ...
+        def open(self, name: str, relation: Any, offset: Any) -> None: ...
 
-        def poll(self, limit: int, timeout_s: float) -> Chunk | None:
-            chunk = None if self.finished else Chunk([(1,)], 2, [Malformed(HALF, HALF, HALF)])
+        def poll(self, limit: int, timeout_s: float) -> Polled | None:
+            chunk = None if self.finished else Polled([(1,)], 2, [Malformed(HALF, HALF, HALF)])
             self.finished = True
             return chunk
 
-        def committed(self, position: Any) -> None: ...
+        def committed(self, offset: Any) -> None: ...
 
         def close(self) -> None: ...
 

@@ -17,7 +17,7 @@ from tidegate.storage.schema import Column, Relation
 from tidegate.storage.types import column_type
 from tidegate.streams.windows import open_state
 from tidegate.streams.windows.state.fields import Greatest, Summed
-from tidegate.streams.windows.state.pages import Pages
+from tidegate.streams.windows.state.sparse import SparseTable
 
 READINGS = Relation(
     "s",
@@ -43,7 +43,7 @@ steps = st.lists(
 @settings(deadline=None)
 @given(steps=steps)
 def test_a_table_in_pages_is_a_table(steps: list[tuple[str, int, int]]) -> None:
-    pages = Pages(FIELDS, COLUMNS, KEYS)
+    pages = SparseTable(FIELDS, COLUMNS, KEYS)
     plain = {name: np.full((KEYS, COLUMNS), empty) for name, empty in EMPTY.items()}
     for number, (step, key, column) in enumerate(steps, 1):
         columns = np.arange(column, min(column + 300, COLUMNS))
@@ -68,7 +68,7 @@ def test_a_table_in_pages_is_a_table(steps: list[tuple[str, int, int]]) -> None:
             for name, table in plain.items():
                 plain[name] = np.concatenate([table[which], np.full((1, COLUMNS), EMPTY[name])])
         else:
-            saved, pages = pages.saved(KEYS), Pages(FIELDS, COLUMNS, KEYS)
+            saved, pages = pages.saved(KEYS), SparseTable(FIELDS, COLUMNS, KEYS)
             pages.restore(saved)
         for name, table in plain.items():
             assert np.array_equal(pages.rows(name, np.arange(KEYS))[:, :COLUMNS], table)

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 
 from tidegate.replica.wire.types import WireType
 
-PROTOCOL = 196_608  # 3.0
 CANCEL, SSL, GSS = 80_877_102, 80_877_103, 80_877_104
 
 

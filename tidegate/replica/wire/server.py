@@ -19,7 +19,7 @@ from tidegate.replica.freshness import Freshness
 from tidegate.replica.guard import Asker
 from tidegate.replica.limits import Limits
 from tidegate.replica.running import Work
-from tidegate.replica.sysviews import SystemViews
+from tidegate.replica.system_views import SystemViews
 from tidegate.replica.wire import messages as m
 from tidegate.replica.wire.scram import Exchange, Refused, Verifier, pretended
 from tidegate.replica.wire.session import Gone, Session

@@ -14,7 +14,7 @@ from tidegate.replica.guard import Asker
 from tidegate.replica.limits import Limits
 from tidegate.replica.running import Work
 from tidegate.replica.statements import Prepared
-from tidegate.replica.sysviews import SystemViews
+from tidegate.replica.system_views import SystemViews
 from tidegate.replica.wire import messages as m
 from tidegate.replica.wire.commands import Answer, CopyOut, Declare, Fetch, command
 from tidegate.replica.wire.parameters import decoded, inferred, typed

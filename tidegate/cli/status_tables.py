@@ -30,7 +30,7 @@ LISTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 )
 
 
-def view(now: Facts, before: Facts | None, seconds: float) -> RenderableType:
+def status_tables(now: Facts, before: Facts | None, seconds: float) -> RenderableType:
     """Everything worth a look; empty parts are left out."""
     headline = _headline(now, before, seconds)
     if now["busy"]:

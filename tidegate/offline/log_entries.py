@@ -16,8 +16,6 @@ from tidegate.txn.log.reader import LogReader
 from tidegate.txn.log.record import from_us
 from tidegate.txn.positions import describe
 
-OWN_COLUMNS = ("lsn", "bytes", "kind", "sequence", "time")
-
 
 def entries(directory: Path, start: int = 0, limit: int | None = None) -> Iterator[dict[str, Any]]:
     """Records of the log as plain dicts: LSN, kind and fields. Reading does not disturb a running engine.

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 ROOM_S = 1.0  # how long to wait for room in the queues before looking whether to stop
 
 
-class Target(Protocol):
+class Destination(Protocol):
     """An engine, embedded or served, as an ingestion sees it."""
 
     def relation(self, stream: str) -> Relation: ...
     def has(self, stream: str) -> bool: ...
     def check(self, stream: str, row: Any) -> Any: ...
-    def position(self, name: str) -> Any: ...
+    def offset(self, name: str) -> Any: ...
     def put(self, stream: str, rows: Sequence[Any], size: int | None = None, **place: Any) -> None:
         """Return when the rows are accepted and on disk. ``place``: source, offset and after, as in ``push``."""
 
@@ -31,7 +31,7 @@ class Embedded:
     """An engine in this process."""
 
     def __init__(self, engine: Engine) -> None:
-        self.position = engine.position
+        self.offset = engine.position
         self._borders = engine.borders
         self._acceptance = engine.acceptance
         self._feed = engine.feed
@@ -61,7 +61,7 @@ class Served:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self.position = client.position
+        self.offset = client.position
 
     def relation(self, stream: str) -> Relation:
         if not self.has(stream):
@@ -82,7 +82,7 @@ class Served:
             self._client.feed(stream, rows, size=size, **place)
 
 
-def target_of(engine: Engine | Client) -> Target:
+def destination_of(engine: Engine | Client) -> Destination:
     """Either of the two."""
     from tidegate.engine.engine import Engine
 

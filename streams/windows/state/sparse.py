@@ -17,14 +17,12 @@ from typing import Any
 import numpy as np
 
 from tidegate.streams.windows.state.columns import Array
-from tidegate.streams.windows.state.fields import Field
+from tidegate.streams.windows.state.fields import Field, FieldName, Partials
 
 SHORT = 256  # columns of a row that is not cut into pages
 
-FieldName = tuple[str, str | None]
 
-
-class Pages:
+class SparseTable:
     """``columns`` panes (or a few more, always empty) for each of ``room`` keys."""
 
     def __init__(self, fields: Sequence[Field], columns: int, room: int) -> None:
@@ -81,7 +79,7 @@ class Pages:
     def put(self, name: FieldName, places: Array, values: Array) -> None:
         flat(self.pools[name])[places] = values
 
-    def put_rows(self, which: Array, tables: dict[FieldName, Array]) -> None:
+    def put_rows(self, which: Array, tables: Partials) -> None:
         """Write whole rows; of several for one key the last one stays."""
         pages = self.index.take(which, axis=0)
         if not pages.all():
