@@ -73,7 +73,7 @@ def engine_of(
     return make
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def words() -> tidegate.App:
     """incoming → pass_on → words: one text column, no key."""
     app = tidegate.App("words")

@@ -16,7 +16,7 @@ from mosquitto_broker import Mosquitto
 from tidegate import App, Batch
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def types() -> App:
     """incoming → pass_on → everything, with every type; keyed by n."""
     app = App("types")

@@ -29,7 +29,7 @@ def left_behind(path: Path, killed: Kill, clean: bool) -> None:
 @pytest.mark.parametrize("clean", [True, False], ids=["closed", "killed"])
 def test_a_nullable_column_a_table_and_a_procedure_may_be_added(clean: bool, tmp_path: Path, killed: Kill) -> None:
     left_behind(tmp_path, killed, clean)
-    app = make_numbers(extra=", remark VARCHAR")
+    app = make_numbers.__wrapped__(extra=", remark VARCHAR")
     app.table("CREATE TABLE others (n BIGINT PRIMARY KEY)")
 
     @app.procedure(writes=["others", "seen"])
@@ -105,7 +105,7 @@ def test_other_changes_are_refused(ddl: str | None, told: str, tmp_path: Path, k
 
 
 def changed_numbers(recovery: Any = "weak") -> App:
-    app = make_numbers(recovery)
+    app = make_numbers.__wrapped__(recovery)
 
     def total(txn: Transaction, n: int) -> int:
         return -1  # not what it was

@@ -7,6 +7,7 @@ import random
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ Kill = Callable[[Engine], None]
 MODES = ("weak", "strong", "effects")
 
 
+@cache
 def mill(recovery: Any) -> App:
     """orders → pick → (picked → bill → billed, rare → note, both → check): four units that all may or may not run."""
     app = App("mill", recovery=recovery)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ def counter() -> App:
     return make_counter()
 
 
+@cache
 def make_counter() -> App:
     app = App("counter")
     app.table("CREATE TABLE totals (name VARCHAR PRIMARY KEY, n BIGINT NOT NULL)")
@@ -60,6 +62,7 @@ def ward() -> App:
     return make_ward()
 
 
+@cache
 def make_ward() -> App:
     app = App("ward")
     app.table(

@@ -6,6 +6,7 @@ import datetime as dt
 import logging
 import random
 import threading
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tidegate.testing import ManualClock
 DAY = dt.datetime(2024, 5, 1)
 
 
+@cache
 def make_app(key: str | None = None) -> App:
     """Remembers which rows came in which batch."""
     app = App("readings")

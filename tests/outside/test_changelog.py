@@ -124,7 +124,7 @@ def test_files_that_are_missing_are_told(open_engine: Open, tmp_path: Path) -> N
 
 
 def test_a_changelog_is_an_output_and_nothing_else(open_engine: Open) -> None:
-    app = bank()
+    app = bank.__wrapped__()
     with pytest.raises(DeclarationError, match="it is an output"):
 
         @app.procedure(inputs="notes_changes")

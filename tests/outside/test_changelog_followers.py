@@ -32,7 +32,7 @@ def check_followed(engine: Engine) -> None:
 
 
 def test_other_dataflows_follow_it_through_a_border_stream(open_engine: Open, tmp_path: Path) -> None:
-    app = bank(follow=True)
+    app = bank.__wrapped__(follow=True)
     engine = open_engine(app, tmp_path / "db")
     delivery = engine.deliver("accounts_changes", EngineSink(engine, "followed"), "loop")
     work(engine, 11)
@@ -129,7 +129,7 @@ def test_circles_are_refused(open_engine: Open, tmp_path: Path) -> None:
 
 
 def test_an_order_that_the_border_stream_can_not_have_is_refused(open_engine: Open, tmp_path: Path) -> None:
-    app = bank(follow=True)
+    app = bank.__wrapped__(follow=True)
     app.stream("whole", COLUMNS, border=True)
     app.table("CREATE TABLE places (position BIGINT PRIMARY KEY)")
 

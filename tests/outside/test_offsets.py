@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tidegate.txn.log.record import HEADER
 MODES = ["weak", "strong", "effects"]
 
 
+@cache
 def make_ward(mode: Any) -> App:
     app = App("ward", recovery=mode)
     app.table("CREATE TABLE seen (patient INTEGER, n INTEGER, PRIMARY KEY (patient, n))", partition_by="patient")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from decimal import Decimal
+from functools import cache
 from typing import Any
 
 from tidegate import App, Batch, Engine, partition
@@ -11,6 +12,7 @@ from tidegate import App, Batch, Engine, partition
 Change = tuple[Any, int, str, Any, Any]  # key, batch-id, row key, before, after
 
 
+@cache
 def bank(recovery: Any = "weak", changelog: bool = True, follow: bool = False) -> App:
     """Accounts by branch; deposits touch one branch, a reform touches all."""
     app = App("bank", recovery=recovery)

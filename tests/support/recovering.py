@@ -49,6 +49,7 @@ def let_go(engine: Engine) -> None:
     engine.closed = True
 
 
+@cache
 def make_numbers(recovery: Any = "weak", extra: str = "") -> App:
     """numbers → add → sums: every number once, with the sum of all before it."""
     app = App("numbers", recovery=recovery)

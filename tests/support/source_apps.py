@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from tidegate import App, Batch, Engine, Transaction
@@ -10,6 +11,7 @@ from tidegate.outside.rejects import declare_rejected
 COLUMNS = "id BIGINT NOT NULL, name VARCHAR, weight DOUBLE, on_day DATE"
 
 
+@cache
 def keeping(
     columns: str = COLUMNS, *, rejected: bool = True, recovery: Any = "weak", key: str | None = None, by: str = "id"
 ) -> App:
