@@ -38,13 +38,13 @@ sim: $(STAMP)    ## N random apps x interleavings against the serial oracle: mak
 
 crash: $(STAMP)  ## 200 rounds of kills, and the slow recovery tests: ROUNDS=200
 	$(BIN)/tidegate crash-test --rounds $(ROUNDS)
-	$(BIN)/python -m pytest -m slow tests/recovery tests/changelog tests/kafka tests/hospital
+	$(BIN)/python -m pytest -m slow tests/directory tests/outside tests/offline tests/testing tests/connectors/kafka tests/examples
 
 soak: $(STAMP)   ## ten minutes of everything at once, with kills in between, then verify: MINUTES=10
 	$(BIN)/tidegate soak --minutes $(MINUTES)
 
 spark: $(STAMP)  ## the slow Spark tests: 50 kills in pipelines, a real cluster, a killed backfill, all windows
-	$(BIN)/python -m pytest -n 0 -m slow tests/spark tests/windows tests/windows_plan
+	$(BIN)/python -m pytest -n 0 -m slow tests/streams tests/connectors/spark
 
 bench: $(STAMP)  ## the short benchmark set, with a report in benchmarks/results
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bench]'

@@ -1,4 +1,4 @@
-"""What tests share: a clock that stands still, and engines over every executor that are closed afterwards."""
+"""What tests share: a clock that stands still, engines over every executor that are closed afterwards, kills, and servers."""
 
 from __future__ import annotations
 
@@ -10,31 +10,18 @@ from typing import Any
 
 import pytest
 from debian import install
+from recovering import let_go
 from spark_java import java_for_tests
 
 import tidegate
 from tidegate import mutex
 from tidegate.benchmarks.peers.postgres_server import PostgresServer, Unavailable, find_programs
+from tidegate.testing import ManualClock
 
 mutex.watch()  # whatever a test does, locks are taken in one order
 
 EXECUTORS = ("serial", "manual", "threads")
-
-
-class SettableClock:
-    """Time that moves only when told to."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def now(self) -> dt.datetime:
-        return dt.datetime(2026, 1, 1) + dt.timedelta(seconds=self.seconds)
-
-    def monotonic(self) -> float:
-        return self.seconds
-
-    def advance(self, seconds: float) -> None:
-        self.seconds += seconds
+MODES = ("weak", "strong", "effects")
 
 
 @pytest.fixture(autouse=True)
@@ -56,13 +43,13 @@ def log_level() -> Iterator[None]:
 
 
 @pytest.fixture
-def clock() -> SettableClock:
-    return SettableClock()
+def clock() -> ManualClock:
+    return ManualClock(dt.datetime(2026, 1, 1))
 
 
 @pytest.fixture
-def open_engine(clock: SettableClock) -> Iterator[Callable[..., tidegate.Engine]]:
-    """``open_engine(app, path=None, **settings)``: tidegate.open with the settable clock, closed after."""
+def open_engine(clock: ManualClock) -> Iterator[Callable[..., tidegate.Engine]]:
+    """``open_engine(app, path=None, **settings)``: tidegate.open with the manual clock, closed after."""
     engines: list[tidegate.Engine] = []
 
     def make(app: tidegate.App, path: Path | None = None, **settings: Any) -> tidegate.Engine:
@@ -84,6 +71,40 @@ def engine_of(
         return open_engine(app, path, **{"executor": request.param, "workers": 3, **settings})
 
     return make
+
+
+@pytest.fixture(scope="session")
+def words() -> tidegate.App:
+    """incoming → pass_on → words: one text column, no key."""
+    app = tidegate.App("words")
+    app.stream("incoming", "word VARCHAR", border=True)
+    app.stream("words", "word VARCHAR")
+
+    @app.procedure(inputs="incoming", outputs="words")
+    def pass_on(txn: Any, incoming: tidegate.Batch) -> None:
+        txn.emit("words", incoming)
+
+    return app
+
+
+@pytest.fixture
+def killed() -> Callable[[tidegate.Engine], None]:
+    """``killed(engine)``: everything appended is on disk, nothing is merged, nothing is closed."""
+
+    def kill(engine: tidegate.Engine) -> None:
+        engine.run_until_idle()
+        assert engine.durable is not None
+        engine.durable.sync()
+        let_go(engine)
+
+    return kill
+
+
+@pytest.fixture(params=[(mode, executor) for mode in MODES for executor in ("serial", "threads")], ids="-".join)
+def way(request: pytest.FixtureRequest) -> tuple[Any, str]:
+    """Every recovery mode with every executor."""
+    mode, executor = request.param
+    return mode, executor
 
 
 @pytest.fixture(scope="session")
@@ -114,6 +135,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("spark"))
         elif _shares_a_module_fixture(item):
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Some pairs of pytest and xdist ignore groups in silence; then every worker starts a JVM, a broker and servers."""
+    if getattr(session.config.option, "loadgroup", False):
+        ignored = [i.nodeid for i in session.items if i.get_closest_marker("xdist_group") and "@" not in i.nodeid]
+        if ignored:
+            raise pytest.UsageError(f"this pytest-xdist ignores xdist_group with this pytest: {ignored[0]}")
 
 
 def _shares_a_module_fixture(item: pytest.Item) -> bool:

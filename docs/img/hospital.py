@@ -11,7 +11,7 @@ from tidegate.examples.mimic_alerts.demo import Options, open_shift, source_of
 from tidegate.examples.mimic_alerts.live import LiveServer, Player
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parents[1] / "tests"))
+sys.path.insert(0, str(HERE.parents[1] / "tests" / "support"))
 
 from chromium import chromium  # noqa: E402
 

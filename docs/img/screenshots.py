@@ -22,7 +22,7 @@ import tidegate
 from tidegate.cli.status_tables import status_tables
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parents[1] / "tests"))
+sys.path.insert(0, str(HERE.parents[1] / "tests" / "support"))
 from chromium import chromium  # noqa: E402
 
 SHOTS = (  # name, key of the tab, colours

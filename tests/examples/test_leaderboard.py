@@ -8,13 +8,14 @@ import json
 from pathlib import Path
 
 import pytest
+from shared_data import DATA
 
 import tidegate
 from tidegate.benchmarks.leaderboard import final_state, reference_state
 from tidegate.examples.leaderboard.app import app, leaderboard
 from tidegate.examples.leaderboard.reference import Contest, random_votes
 
-VOTER = Path(__file__).resolve().parents[3] / "shared" / "data" / "voter"
+VOTER = DATA / "voter"
 SMALL = {"contestants": 6, "eliminate_every": 100}
 
 

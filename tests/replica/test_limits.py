@@ -210,7 +210,7 @@ def test_the_replica_dies_with_the_engine() -> None:
         "print(shop.replica.status['process'], flush=True); time.sleep(600)"
     )
     owner = subprocess.Popen(
-        [sys.executable, "-c", code, str(Path(__file__).parent)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", code, str(Path(__file__).parents[1] / "support")], stdout=subprocess.PIPE, text=True
     )
     assert owner.stdout is not None
     with owner.stdout:

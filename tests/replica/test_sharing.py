@@ -145,7 +145,7 @@ def test_few_descriptors_are_enough_for_a_crowd() -> None:
         "shop.engine.push('orders', [('cake', 1)]); shop.caught_up(); print(shop.rows('SELECT count(*) FROM stock'))"
     )
     owner = subprocess.Popen(
-        [sys.executable, "-c", code, str(Path(__file__).parent)],
+        [sys.executable, "-c", code, str(Path(__file__).parents[1] / "support")],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
