@@ -50,7 +50,7 @@ class EngineSink:
                 durable.sync()
         except TidegateError as error:
             kind = SinkRefused if isinstance(error, DataError) else SinkError
-            raise kind(f"{self.stream} did not take {batches[0]!r}: {error}", stream=batches[0].stream) from error
+            raise kind(f"{self.stream} did not accept {batches[0]!r}: {error}", stream=batches[0].stream) from error
 
     def close(self) -> None:
         pass

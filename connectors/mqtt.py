@@ -192,7 +192,7 @@ class MqttSource:
         try:
             self._line.put(arrived(place, listed, read, acknowledge))
         except Overloaded:
-            log.debug("%s: the line is full; the broker keeps the message", place)
+            log.debug("%s: the queue is full; the broker keeps the message", place)
 
     def poll(self, limit: int, timeout_s: float) -> Chunk | None:
         chunk = self._line.take(limit, timeout_s)
@@ -213,6 +213,6 @@ class MqttSource:
     def _unreachable(self, why: str) -> SourceError:
         host, port = self.address
         return SourceError(
-            f"no connection to the MQTT broker at {host}:{port}: {why}. Check host and port, that the broker is up, and what "
-            "username= may do there"
+            f"no connection to the MQTT broker at {host}:{port}: {why}. Check host and port, that the broker is up, "
+            "and the permissions of username="
         )

@@ -131,7 +131,7 @@ class App:
             )
         if key is not None and key not in relation.index_of:
             raise DeclarationError(
-                f"stream {name} has no column {key!r} to be keyed by; it has {', '.join(relation.index_of)}",
+                f"stream {name} has no column {key!r} to use as its key; it has {', '.join(relation.index_of)}",
                 stream=name,
             )
         if key is not None and not relation.column(key).type.hashable_key:
@@ -219,7 +219,7 @@ class App:
         for name in sorted(prepared.relations & windows.keys()):
             if any(shape.columns != windows[name][0].columns for shape in windows[name]):
                 raise StatementError(
-                    f"several procedures have a window {name}, with different columns, so this statement is unclear: "
+                    f"several procedures have a window {name}, with different columns, so this statement is ambiguous: "
                     f"{prepared.sql}\n  pass the text to txn.execute in the procedure, or give the windows different names",
                     sql=prepared.sql,
                 )
@@ -289,7 +289,7 @@ class App:
         if not callable(function) or not hasattr(function, "__name__"):
             raise DeclarationError(f"procedure {function!r} must be a function declared with def")
         if function.__name__ == "<lambda>":
-            raise DeclarationError("procedure <lambda> has no name to call it by; declare it with def")
+            raise DeclarationError("procedure <lambda> has no name; declare it with def")
         name = check_name("procedure", function.__name__)
         if name in self.nested_groups:
             raise DeclarationError(f"procedure {name!r}: there is a nested transaction of that name; rename one")

@@ -156,5 +156,7 @@ def check_name(kind: str, name: Any) -> str:
     if not isinstance(name, str) or not name.isidentifier():
         raise DeclarationError(f"{kind} name must be an identifier like 'votes', got {name!r}", name=name)
     if name.lower().startswith("tidegate"):
-        raise DeclarationError(f"{kind} name {name!r} is reserved: names that start with 'tidegate' are the system's")
+        raise DeclarationError(
+            f"{kind} name {name!r} is reserved: names that start with 'tidegate' belong to the system"
+        )
     return name

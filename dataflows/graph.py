@@ -105,7 +105,7 @@ class Graph:
             for member in self._members(node):
                 waiting[node] |= {self._node(p) for p in self._predecessors(member)} - {node}
                 if member.name in self._predecessors(member):
-                    raise DeclarationError(f"procedure {member.name} reads a stream that it emits itself: a cycle")
+                    raise DeclarationError(f"procedure {member.name} reads a stream that it emits to, which is a cycle")
         order: list[str] = []
         while waiting:
             ready = next((node for node, before in waiting.items() if before <= set(order)), None)
@@ -128,7 +128,7 @@ class Graph:
         groups = [name for name in cycle if name in self.app.nested_groups]
         if groups:
             return DeclarationError(
-                f"nested transaction {groups[0]} is not convex: a path leaves it and comes back ({arrows}); "
+                f"nested transaction {groups[0]} is not convex: a path leaves it and returns to it ({arrows}); "
                 f"take the procedures between into it, or split it",
                 cycle=cycle,
             )
@@ -197,9 +197,9 @@ class Graph:
             other = next(s for s, n in numbers.items() if n != by)
             raise DeclarationError(
                 f"{node} needs batches of the same id on {behind} and {other}, but {behind} is behind {by}, which has "
-                f"inputs=either(…) and numbers its batches anew, and {other} has its ids from "
-                f"{numbers[other] or 'border batches'}: they never mean the same. Give {node} inputs=either(…) too, or take "
-                f"both from behind {by}",
+                f"inputs=either(…) and renumbers its batches, and {other} has its ids from "
+                f"{numbers[other] or 'border batches'}: the ids never correspond. Give {node} inputs=either(…) too, "
+                f"or take both from behind {by}",
                 procedure=node,
             )
         return next(iter(numbers.values()), None)
@@ -350,7 +350,7 @@ class Graph:
                 if len(set(kinds.values())) > 1:
                     told = ", ".join(f"{s} by {k or 'nothing'}" for s, k in kinds.items())
                     why = (
-                        "one key has no meaning for the other"
+                        "a key of one means nothing in the other"
                         if procedure.either
                         else "batches with the same id could not be matched"
                     )

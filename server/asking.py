@@ -73,7 +73,7 @@ def _format(request: Request) -> str:
             return CSV
         if kind == ARROW:
             return ARROW
-    raise ServerError(f"results come as {JSON}, {CSV} or {ARROW}, not as {accept[:100]!r}", status=406)
+    raise ServerError(f"results are available as {JSON}, {CSV} or {ARROW}, not as {accept[:100]!r}", status=406)
 
 
 def _read(asked: Queried) -> Queried:
@@ -92,13 +92,13 @@ def _limits(asked: Queried, context: Context) -> tuple[int, float, int | None]:
     settings = context.settings
     limit = settings.row_limit if asked.row_limit is None else asked.row_limit
     if not 0 < limit <= settings.row_limit:
-        raise DataError(f"row_limit is 1 to {settings.row_limit:,}, got {limit}", column="row_limit")
+        raise DataError(f"row_limit must be between 1 and {settings.row_limit:,}, got {limit}", column="row_limit")
     timeout_s = settings.query_timeout_s if asked.timeout_s is None else asked.timeout_s
     if not 0 < timeout_s <= LONGEST_S:
-        raise DataError(f"timeout_s is more than 0 and at most {LONGEST_S:g} seconds", column="timeout_s")
+        raise DataError(f"timeout_s must be more than 0 and at most {LONGEST_S:g} seconds", column="timeout_s")
     as_of = whole_number(asked.as_of, "as_of") if isinstance(asked.as_of, str) else asked.as_of
     if as_of is not None and not 0 <= as_of < 2**63:
-        raise DataError("as_of is a sequence number", column="as_of")
+        raise DataError("as_of must be a sequence number", column="as_of")
     return limit, min(timeout_s, settings.query_timeout_s), as_of
 
 

@@ -89,7 +89,7 @@ async def read_body(request: Request, settings: Settings) -> bytes:
     """The whole body, if it is small enough and arrives in time."""
     headers = request.scope["state"]["headers"]
     if headers.get("content-encoding", "identity") != "identity":
-        raise ServerError("bodies are taken as they are: send it without Content-Encoding", status=415)
+        raise ServerError("encoded bodies are not accepted: send it without Content-Encoding", status=415)
     declared = headers.get("content-length", "0")
     limit = settings.body_bytes
     if declared.isdigit() and int(declared) > limit:
@@ -106,7 +106,7 @@ async def read_body(request: Request, settings: Settings) -> bytes:
     except TimeoutError:
         raise ServerError(f"the body did not arrive within {settings.body_timeout_s:g} seconds", status=408) from None
     except ClientDisconnect:
-        raise ServerError("the client went away", status=400) from None
+        raise ServerError("the client disconnected", status=400) from None
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
@@ -158,8 +158,8 @@ def check_depth(body: bytes) -> None:
     depth = int((opened.astype(np.int8) - closed.astype(np.int8)).cumsum(dtype=np.int32).max())
     if depth > DEEPEST:
         raise DataError(
-            f"the body nests lists and objects {depth:,} deep, and {DEEPEST} is the most that is taken; send it flatter, or as "
-            f"text"
+            f"the body nests lists and objects {depth:,} levels deep, and at most {DEEPEST} are accepted; send it "
+            "flatter, or as text"
         )
 
 
@@ -169,7 +169,7 @@ async def read_push(request: Request, settings: Settings, rows: Callable[[list[A
     """
     kind = content_type(request)
     if kind not in ROW_TYPES:
-        raise ServerError(f"rows are sent as {', '.join(ROW_TYPES)}, not {kind!r}", status=415)
+        raise ServerError(f"send rows as {', '.join(ROW_TYPES)}, not {kind!r}", status=415)
     body = await read_body(request, settings)
 
     def read() -> Pushed:
@@ -190,7 +190,7 @@ async def read_push(request: Request, settings: Settings, rows: Callable[[list[A
     if "after" in query:
         pushed.after = decode(query["after"].encode("utf-8", "replace"), Any)
     if pushed.offset is not None and pushed.source is None:
-        raise DataError("offset says how far a source has come: send source too", column="source")
+        raise DataError("an offset belongs to a source: send source too", column="source")
     return pushed
 
 
@@ -220,14 +220,14 @@ def _lines(body: bytes) -> list[Any]:
             try:
                 rows.append(msgspec.json.decode(line))
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                raise DataError(f"line {number} is no JSON: {error}") from None
+                raise DataError(f"line {number} is not JSON: {error}") from None
     return rows
 
 
 def whole_number(text: str, name: str) -> int:
     digits = text.removeprefix("-")
     if not digits.isascii() or not digits.isdigit() or len(digits) > 19:
-        raise DataError(f"{name} is a whole number of 64 bits, got {text[:40]!r}", column=name)
+        raise DataError(f"{name} must be a whole number of 64 bits, got {text[:40]!r}", column=name)
     return int(text)
 
 
@@ -245,7 +245,8 @@ def read_arrow(body: bytes, row_limit: int) -> list[dict[str, Any]]:
         for field in reader.schema:
             if not _flat(field.type):
                 raise DataError(
-                    f"column {field.name!r} has Arrow type {field.type}, which is not taken; cast it to a plain one",
+                    f"column {field.name!r} has Arrow type {field.type}, which is not supported; cast it to a plain "
+                    "one",
                     column=field.name,
                 )
         for batch in reader:
@@ -254,7 +255,7 @@ def read_arrow(body: bytes, row_limit: int) -> list[dict[str, Any]]:
             batch.validate(full=True)
             rows.extend(batch.to_pylist())
     except (pa.ArrowException, OSError, ValueError, struct.error, IndexError, OverflowError) as error:
-        raise DataError(f"the body is no Arrow IPC stream that can be read: {error}") from None
+        raise DataError(f"the body is not a readable Arrow IPC stream: {error}") from None
     return rows
 
 
@@ -297,9 +298,9 @@ def _refuse_compression(body: bytes) -> None:
         if kind in (2, 3) and 2 in message:  # DictionaryBatch, RecordBatch
             header = _table(body, message[2] + struct.unpack_from("<I", body, message[2])[0])
             if kind == 2:
-                raise DataError("dictionary-encoded columns are not taken; cast them to plain ones")
+                raise DataError("dictionary-encoded columns are not supported; cast them to plain ones")
             if 3 in header:
-                raise DataError("compressed Arrow buffers are not taken; write the stream without compression")
+                raise DataError("compressed Arrow buffers are not supported; write the stream without compression")
         place = start + size + length
 
 

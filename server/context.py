@@ -59,8 +59,9 @@ class Tickets:
         owner, ticket = self._tickets.get(name, (None, None))
         if ticket is None or (owner != holder.name and not holder.admin):
             raise ServerError(
-                f"there is no ticket {name[:40]!r} here: tickets are kept in memory, until the server is restarted. What was "
-                f"accepted is in the log all the same; push it again under the same batch-id to see that it was",
+                f"there is no ticket {name[:40]!r} here: tickets are kept in memory and lost when the server "
+                "restarts. An accepted batch is still in the log; push it again under the same batch-id to confirm "
+                "that",
                 status=404,
             )
         return ticket
@@ -76,7 +77,7 @@ class Followers:
 
     def enter(self, holder: Token) -> None:
         if self._open.total() >= self._limit:
-            raise Overloaded(f"{self._limit} clients follow streams here already, which is the limit; try again later")
+            raise Overloaded(f"{self._limit} clients already follow streams here, which is the limit; try again later")
         if self._open[holder.name] >= self._each and not holder.admin:
             raise Overloaded(
                 f"{holder.name!r} follows {self._each} streams already, which is the limit; close one of them"
@@ -129,7 +130,8 @@ def check_role(holder: Token | None, roles: tuple[str, ...]) -> None:
     """Raise when the holder of this token may not do what takes one of these roles."""
     if holder is not None and roles and not holder.allows(roles):
         raise NotAllowed(
-            f"this takes a token with the role {' or '.join(roles)}; {holder.name!r} has {', '.join(sorted(holder.roles))}"
+            f"this needs a token with the role {' or '.join(roles)}; {holder.name!r} has "
+            f"{', '.join(sorted(holder.roles))}"
         )
 
 
@@ -146,7 +148,7 @@ def check_scope(holder: Token | None, path: str, parameters: Mapping[str, str]) 
             holder.check(IN_PATHS[parameter], name)
     if path in WHOLE and holder.tables is not None:
         raise NotAllowed(
-            f"{path} shows rows of all streams and tables, and {holder.name!r} is confined to some of them"
+            f"{path} shows rows of all streams and tables, and {holder.name!r} may see only some of them"
         )
 
 

@@ -75,7 +75,7 @@ def _as_error(error: BaseException) -> Exception:
     """What may be raised in the event loop: a SystemExit of somebody's procedure would end the server there."""
     if isinstance(error, Exception):
         return error
-    return ServerError(f"a procedure raised {error!r}, which stopped it; the status shows what is halted", status=500)
+    return ServerError(f"a procedure raised {error!r} and was stopped; the status shows what is halted", status=500)
 
 
 class Driver:
@@ -105,7 +105,8 @@ class Driver:
             raise EngineClosed("the server is stopping; try again when it is back")
         if self._jobs.qsize() >= self.capacity:
             raise Overloaded(
-                f"{self.capacity} requests wait for the engine already; try again in a moment", capacity=self.capacity
+                f"{self.capacity} requests are already waiting for the engine; try again in a moment",
+                capacity=self.capacity,
             )
         future: asyncio.Future[T] = self._loop.create_future()
         self._jobs.put((job, future))
@@ -213,7 +214,7 @@ class Driver:
             if self.engine.scheduler.live:
                 self.engine.tick()
         except Exception:  # a failed log or a full disk: whoever works next is told
-            log.debug("deadlines could not be looked at", exc_info=True)
+            log.debug("checking deadlines failed", exc_info=True)
 
     async def close(self) -> None:
         """Finish what is queued, then stop."""

@@ -89,8 +89,8 @@ class Tail:
         events, self._events, self._bytes, self._extra = self._events, [], 0, 0
         if not events and self.lost is not None:
             raise Overloaded(
-                f"this subscriber of {self.stream} was let go: {self.lost}. Come back with the last cursor, or subscribe "
-                f"under a name: then nothing is lost",
+                f"this subscriber of {self.stream} was dropped: {self.lost}. Reconnect with the last cursor, or "
+                "subscribe under a name to lose nothing",
                 stream=self.stream,
             )
         return events
@@ -172,8 +172,9 @@ class Feeds:
         missed = feed.number - after
         if run != self.run or not 0 <= missed <= len(feed.kept):
             raise CursorGone(
-                f"the server does not hold what came after cursor {cursor!r} on {feed.name} (any more): it keeps the last "
-                f"{KEPT} batches, until it is restarted. Start without a cursor, or subscribe under a name to miss nothing",
+                f"the server does not hold what came after cursor {cursor!r} on {feed.name} (any more): it keeps only "
+                f"the last {KEPT} batches, until it is restarted. Start without a cursor, or subscribe under a name "
+                "to miss nothing",
                 stream=feed.name,
                 cursor=cursor,
             )
@@ -208,7 +209,7 @@ class Feeds:
             feed.kept_bytes = 0
             feed.number = number
             for tail in feed.tails:
-                tail.lose("the stream was faster than the server could send it on")
+                tail.lose("the stream was faster than the server could send it")
 
     # ---- any thread
 
@@ -258,7 +259,7 @@ class Feeds:
             except Exception:
                 if self._loop.is_closed():
                     return
-                log.exception("a subscriber could not be served; the others are")
+                log.exception("serving a subscriber failed; the others are not affected")
 
     def _pass_on(self, batches: list[tuple[str, int, int, Batch]]) -> None:
         if batches and self._on_disk(batches[-1][1]):

@@ -27,7 +27,7 @@ log = logging.getLogger("tidegate.server")
 def check_name(name: str) -> None:
     """Raise when a subscription can't be called this."""
     if not name or len(name) > 200 or not name.isprintable():
-        raise DataError("a subscription's name is 1 to 200 printable characters", column="name")
+        raise DataError("a subscription's name must have 1 to 200 printable characters", column="name")
 
 
 class Subscriber:
@@ -228,7 +228,7 @@ async def _socket_in(websocket: WebSocket, subscriber: Subscriber) -> None:
         if message["type"] == "websocket.disconnect":
             raise WebSocketDisconnect(message.get("code", 1000))
         if message.get("text") is None:
-            raise DataError('this socket takes text frames with JSON ({"cursors": […]}), and a binary frame came')
+            raise DataError('this socket takes text frames with JSON ({"cursors": […]}), but a binary frame arrived')
         await subscriber.acknowledge(decode(message["text"].encode(), Acknowledged))
 
 
@@ -251,7 +251,7 @@ async def waiting(request: Request, context: Context) -> Response:
     check_name(name)
     limit = whole_number(query["limit"], "limit") if "limit" in query else None
     if limit is not None and limit < 1:
-        raise DataError(f"limit is at least 1, got {limit}", column="limit")
+        raise DataError(f"limit must be at least 1, got {limit}", column="limit")
     holder = holder_of(request)
     holder.check("streams", stream)
     return json_response({"batches": await context.named.waiting(stream, name, limit, holder)})

@@ -31,7 +31,7 @@ HEADERS = {
     "x-frame-options": "DENY",
 }
 SLOWED = 64  # answers to wrong tokens that are held back at a time
-_UNEXPECTED = ServerError("the server failed at this request; its log says how", status=500)
+_UNEXPECTED = ServerError("the server failed to handle this request; its log has the details", status=500)
 _ADDED = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
 
 

@@ -46,7 +46,10 @@ def address_of(cursor: str) -> Address:
             return key, batch_id
     except (ValueError, TypeError, TidegateError, binascii.Error, msgspec.DecodeError, RecursionError):
         pass
-    raise DataError(f"{cursor!r} is no cursor of a named subscription; send back what came with a batch", cursor=cursor)
+    raise DataError(
+        f"{cursor!r} is not a cursor of a named subscription; send back the cursor that came with a batch",
+        cursor=cursor,
+    )
 
 
 class Session:

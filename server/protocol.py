@@ -67,7 +67,7 @@ def protocol_with(settings: Settings, door: Door) -> type[HttpToolsProtocol]:  #
                 self._refuse(_TOO_LARGE, f"headers are larger than {header_bytes} bytes")
                 return
             if sum(name == b"host" for name, _ in self.headers) > 1:  # a proxy may have looked at the other one
-                self._refuse("400 Bad Request", "two Host headers; send the one name that this server is reached by")
+                self._refuse("400 Bad Request", "two Host headers; send one, with the name this server is reached by")
                 return
             door.busy(self.transport)
             super().on_headers_complete()

@@ -46,8 +46,8 @@ async def answer(request: Request, context: Context) -> Response:
         return await push_read(request, context, name, Pushed(list(rows), batch_id))
     except BatchError as error:
         raise BatchError(
-            f"{_told(name, key, batch_id)} was answered before with something else, by somebody else or, at its deadline, by "
-            f"its default; that answer stands, and this one was not taken",
+            f"{_told(name, key, batch_id)} already has a different answer, given by someone else or, at its deadline, "
+            "by its default; that answer stands, and this one was not accepted",
             stream=name,
             batch_id=batch_id,
         ) from error
@@ -58,8 +58,9 @@ def _check_name(given: str | None, stream: str, key: Any, batch_id: int) -> None
     expected = question_id(stream, key, batch_id)
     if given is not None and given != expected:
         raise BatchError(
-            f"this answer is for question {given[:40]!r}, but {_told(stream, key, batch_id)} is question {expected!r}; nothing "
-            f"was taken. Was a key or batch-id rounded on its way? Ask GET /v1/questions again, and send back what it says",
+            f"this answer is for question {given[:40]!r}, but {_told(stream, key, batch_id)} is question "
+            f"{expected!r}; nothing was accepted. Was a key or batch-id rounded in transit? Fetch GET /v1/questions "
+            "again, and send back what it says",
             stream=stream,
             batch_id=batch_id,
         )
@@ -80,7 +81,7 @@ def _check_open(engine: Engine, stream: str, key: Any, batch_id: int) -> None:
     named = ", ".join(f"batch {q.batch_id}" + ("" if q.key is None else f" of key {q.key!r}") for q in nearest)
     more = f" and {len(open_here) - SHOWN} more" if len(open_here) > SHOWN else ""
     raise NotAsked(
-        f"{_told(stream, key, batch_id)} is not open: it was never asked, or it is long settled. Open there: "
+        f"{_told(stream, key, batch_id)} is not open: it was never asked, or it was settled long ago. Open there: "
         f"{named or 'none'}{more}. GET /v1/questions lists them all; an answer ahead of its question is pushed to "
         f"/v1/streams/{stream}/batches",
         stream=stream,

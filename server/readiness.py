@@ -28,7 +28,7 @@ class Readiness:
             looking.add_done_callback(self._looked)
         done, _ = await asyncio.wait({looking}, timeout=LONGEST_S)
         if not done:
-            return [f"a small write to the data directory has not come back for {LONGEST_S:g} seconds"]
+            return [f"a small write to the data directory has not returned for {LONGEST_S:g} seconds"]
         error = looking.exception()
         return looking.result() if error is None else [f"{type(error).__name__}: {error}"]
 

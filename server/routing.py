@@ -75,8 +75,8 @@ class Direct:
 def stopped() -> EngineClosed:
     """What those are told whose requests have not come to an end when the server does."""
     return EngineClosed(
-        "the server is stopping, and the engine was busy for longer than that can wait. It is not known whether the request was "
-        "carried out; repeat it when the server is back, with the same batch_id or offset"
+        "the server is stopping, and the engine was busy for longer than it can wait. It is not known whether the "
+        "request was carried out; repeat it when the server is back, with the same batch_id or offset"
     )
 
 

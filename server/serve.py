@@ -32,8 +32,9 @@ def check_exposed(settings: Settings, tokens: Tokens) -> None:
     """A server that others can reach asks who they are."""
     if not settings.loopback and not tokens.required:
         raise TidegateError(
-            f"listening on {settings.host} lets other machines in, and there are no tokens. Make one with `tidegate token "
-            f"new --role push --role query`, put it into a file, and pass --tokens FILE; or listen on 127.0.0.1"
+            f"listening on {settings.host} lets other machines connect, and there are no tokens. Create one with "
+            "`tidegate token new --role push --role query`, put it into a file, and pass --tokens FILE; or listen on "
+            "127.0.0.1"
         )
 
 
@@ -47,8 +48,8 @@ def listen(settings: Settings) -> socket.socket:
     except OSError as error:
         found.close()
         raise TidegateError(
-            f"can't listen on {settings.host} port {settings.port}: {error.strerror}; is another server there? Choose "
-            f"another --port"
+            f"can't listen on {settings.host} port {settings.port}: {error.strerror}; is another server running "
+            "there? Choose another --port"
         ) from None
     found.listen(2048)
     return found

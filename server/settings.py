@@ -56,7 +56,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         if (self.tls_cert is None) != (self.tls_key is None):
-            raise TidegateError("TLS takes both --tls-cert and --tls-key; give both, or neither")
+            raise TidegateError("TLS needs both --tls-cert and --tls-key; give both or neither")
         for name in ("tls_cert", "tls_key"):
             path = getattr(self, name)
             if path is not None and not path.is_file():

@@ -108,14 +108,16 @@ class Tokens:
             return ANYONE
         scheme, _, presented = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not presented.strip():
-            raise NotAllowed("this server wants a token: send the header Authorization: Bearer TOKEN", status=401)
+            raise NotAllowed("this server requires a token: send the header Authorization: Bearer TOKEN", status=401)
         digest = digest_of(presented.strip())
         found = None
         for token in self._tokens:
             if hmac.compare_digest(token.digest, digest):
                 found = token
         if found is None:
-            raise NotAllowed("the token is not known here; ask whoever runs the server for one", status=401, wrong=True)
+            raise NotAllowed(
+                "the token is not known here; ask the operator of the server for one", status=401, wrong=True
+            )
         if found.expires is not None and now >= found.expires:
             raise NotAllowed(
                 f"the token {found.name!r} expired on {found.expires:%Y-%m-%d}; ask for a new one", status=401
@@ -155,7 +157,7 @@ def parse_tokens(text: str, where: str) -> list[Token]:
     try:
         entries = tomllib.loads(text).get("token", [])
     except tomllib.TOMLDecodeError as error:
-        raise TidegateError(f"{where} is no TOML: {error}") from None
+        raise TidegateError(f"{where} is not valid TOML: {error}") from None
     if not isinstance(entries, list) or not entries:
         raise TidegateError(f"{where} has no [[token]] entry; make one with: tidegate token new --role push")
     return [_parse(entry, f"{where}, token {number}") for number, entry in enumerate(entries, 1)]
@@ -163,25 +165,28 @@ def parse_tokens(text: str, where: str) -> list[Token]:
 
 def _parse(entry: dict[str, Any], where: str) -> Token:
     if strange := set(entry) - set(_FIELDS):
-        raise TidegateError(f"{where}: {', '.join(sorted(strange))} is no field of a token; use {', '.join(_FIELDS)}")
+        raise TidegateError(
+            f"{where}: {', '.join(sorted(strange))} is not a field of a token; use {', '.join(_FIELDS)}"
+        )
     name, sha256, roles = entry.get("name"), entry.get("sha256"), entry.get("roles")
     if not isinstance(name, str) or not name:
         raise TidegateError(f"{where}: name is missing")
     if ":" in name:
         raise TidegateError(
-            f"{where} ({name}): the name of a token has no colon; it ends the token's name in its own names"
+            f"{where} ({name}): the name of a token can't contain a colon, which separates it from the rest in names "
+            "like NAME:source"
         )
     try:
         digest = bytes.fromhex(sha256)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         digest = b""
     if len(digest) != 32:
-        raise TidegateError(f"{where} ({name}): sha256 is the SHA-256 of the token, 64 hexadecimal digits")
+        raise TidegateError(f"{where} ({name}): sha256 must be the SHA-256 of the token, 64 hexadecimal digits")
     if not isinstance(roles, list) or not roles or not set(roles) <= set(ROLES):
-        raise TidegateError(f"{where} ({name}): roles is a list of {', '.join(ROLES)}, got {roles!r}")
+        raise TidegateError(f"{where} ({name}): roles must be a list of {', '.join(ROLES)}, got {roles!r}")
     rate = entry.get("rate")
     if rate is not None and (not isinstance(rate, (int, float)) or isinstance(rate, bool) or rate <= 0):
-        raise TidegateError(f"{where} ({name}): rate is a positive number of requests a second, got {rate!r}")
+        raise TidegateError(f"{where} ({name}): rate must be a positive number of requests a second, got {rate!r}")
     expires = _expiry(entry.get("expires"), f"{where} ({name})")
     return Token(name, digest, frozenset(roles), expires, rate, _scopes(entry, f"{where} ({name})"))
 
@@ -193,7 +198,7 @@ def _scopes(entry: dict[str, Any], where: str) -> dict[str, tuple[str, ...]]:
             names = entry[what]
             if not isinstance(names, list) or not all(isinstance(one, str) and one for one in names):
                 raise TidegateError(
-                    f"{where}: {what} is a list of names, in which * stands for anything, got {names!r}"
+                    f"{where}: {what} must be a list of names, in which * stands for anything, got {names!r}"
                 )
             found[what] = tuple(names)
     if found and "admin" in entry["roles"]:
@@ -214,4 +219,4 @@ def _expiry(value: Any, where: str) -> dt.datetime | None:
                 return _expiry(dt.datetime.fromisoformat(value), where)
             except ValueError:
                 pass
-    raise TidegateError(f"{where}: expires is a date like 2027-01-01, got {value!r}")
+    raise TidegateError(f"{where}: expires must be a date like 2027-01-01, got {value!r}")

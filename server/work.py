@@ -103,7 +103,7 @@ def _prepared(engine: Engine, procedure: str, called: Called) -> tuple[PreparedC
         arguments = [untagged(value) for value in arguments]
         named = {name: untagged(value) for name, value in named.items()}
     elif called.encoding != "plain":
-        raise DataError(f"encoding is 'plain' or 'tagged', got {called.encoding[:40]!r}", column="encoding")
+        raise DataError(f"encoding must be 'plain' or 'tagged', got {called.encoding[:40]!r}", column="encoding")
     return engine.intake.prepare_call(procedure, tuple(arguments), named), called.encoding
 
 
@@ -120,7 +120,7 @@ async def position(request: Request, context: Context) -> Response:
     """The offset that a source pushed last, to go on from."""
     source = request.query_params.get("source")
     if source is None:
-        raise DataError("say which source: ?source=NAME", column="source")
+        raise DataError("name the source: ?source=NAME", column="source")
     holder_of(request).check("sources", source)
     offset = await context.driver.do(lambda: context.engine.position(source))
     exact = request.query_params.get("encoding", "plain") == "tagged"
@@ -209,7 +209,7 @@ def _wait_s(request: Request, default: str = "true") -> float | None:
     """How long to wait: 0 for not at all, None for as long as it runs."""
     wait = request.query_params.get("wait", default)
     if wait not in ("true", "false"):
-        raise DataError(f"wait is true or false, got {wait[:40]!r}", column="wait")
+        raise DataError(f"wait must be true or false, got {wait[:40]!r}", column="wait")
     told = request.query_params.get("timeout_s")
     if wait == "false" or told is None:
         return 0.0 if wait == "false" else None
@@ -218,7 +218,7 @@ def _wait_s(request: Request, default: str = "true") -> float | None:
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds <= LONGEST_WAIT_S:
-        raise DataError(f"timeout_s is a number of seconds from 0 to {LONGEST_WAIT_S:g}", column="timeout_s")
+        raise DataError(f"timeout_s must be a number of seconds from 0 to {LONGEST_WAIT_S:g}", column="timeout_s")
     return seconds
 
 

@@ -64,7 +64,7 @@ class Base:
             self.connection = duckdb.connect(str(path) if path else ":memory:", config={"threads": "1"})
         except duckdb.Error as error:
             raise TidegateError(
-                f"DuckDB can't open {path}: {error}\nIf another process has it open, close that one first.", path=path
+                f"DuckDB can't open {path}: {error}\nIf another process has it open, close it there first.", path=path
             ) from None
         self.connection.execute("SET preserve_insertion_order = false")
         self.connection.execute("SET TimeZone = 'UTC'")
@@ -78,7 +78,7 @@ class Base:
     def reopen(self) -> None:
         """After DuckDB has given up on the database: every connection to it must be closed before. The caller holds ``gate``."""
         if self.path is None:
-            raise BaseDamaged("DuckDB has given up on the tables in memory; close the engine and open it again")
+            raise BaseDamaged("DuckDB has invalidated the in-memory tables; close the engine and open it again")
         with self._copying:
             self.close()
             self._connect()
@@ -251,7 +251,7 @@ def let_signal_through(error: BaseException) -> None:
     lost. It was no error of the query, nor of whoever asked: raise KeyboardInterrupt for it.
     """
     if type(error) is RuntimeError and str(error) == "Query interrupted":
-        raise KeyboardInterrupt("a signal came while DuckDB was at work") from error
+        raise KeyboardInterrupt("a signal arrived while DuckDB was running") from error
 
 
 @contextmanager
@@ -269,8 +269,9 @@ def write_error(path: Path | None, error: duckdb.Error) -> TidegateError:
     told = (str(error).splitlines() or [type(error).__name__])[0]
     if isinstance(error, (duckdb.FatalException, duckdb.InternalError)):
         return BaseDamaged(
-            f"DuckDB could not write {path} ({told}) and has given up on it. What was acknowledged is safe in the log; the base "
-            f"is opened again by itself. If that does not help, see to the disk, close the engine and open it again",
+            f"DuckDB could not write {path} ({told}) and has invalidated the database. What was acknowledged is safe in the "
+            "log; the base is opened again by itself. If that does not help, see to the disk, close the engine and "
+            "open it again",
             path=path,
         )
     if "No space left" in str(error):

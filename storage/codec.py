@@ -91,7 +91,7 @@ def to_json(value: Any) -> Any:
             return [to_json(item) for item in value]
         case dict():
             return {"map": [[to_json(k), to_json(v)] for k, v in value.items()]}
-    raise CorruptionError(f"no way to write down {shown(value)} ({type(value).__name__})")
+    raise CorruptionError(f"can't encode {shown(value)} ({type(value).__name__})")
 
 
 def from_json(value: Any) -> Any:

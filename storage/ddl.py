@@ -56,7 +56,7 @@ class Scratch:
         created = self._tables() - before
         if len(created) != 1:
             raise DeclarationError(
-                f"expected DDL that creates one table, this creates {len(created)}: {_shorten(ddl)}", ddl=ddl
+                f"expected DDL that creates one table, but this creates {len(created)}: {_shorten(ddl)}", ddl=ddl
             )
         return self._read_schema(created.pop(), partition_by)
 
@@ -230,5 +230,5 @@ def _reserved(error: duckdb.Error) -> str:
     """A column called ``at`` or ``end`` is a syntax error; what to do about it is not in DuckDB's text."""
     found = re.search(r'syntax error at or near "(\w+)"', str(error))
     return (
-        f'\nIf {found[1]} is a name: it is a word of SQL, too; write "{found[1]}", or choose another' if found else ""
+        f'\nIf {found[1]} is a name: it is also an SQL keyword; write "{found[1]}", or choose another' if found else ""
     )

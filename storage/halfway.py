@@ -72,5 +72,5 @@ class Halfway:
                 f"everything acknowledged"
             )
         return EngineClosed(
-            f"{what}only half of that may have happened. It has no directory: open the app again, and begin anew"
+            f"{what}only half of that may have happened. It has no directory: open the app again, and start over"
         )

@@ -46,7 +46,7 @@ def surplus(table: VersionedTable, positions: Sequence[Position], commits: Seque
     """Versions that a trim for these readers should have dropped."""
     for key, head in table.chains.items():
         if kept(head, positions, commits) != (head, True):
-            yield f"versions of key {key!r} are kept that nobody may read: {head}"
+            yield f"versions of key {key!r} are kept that no reader can reach: {head}"
 
 
 def _rows(table: VersionedTable) -> Iterator[str]:

@@ -45,7 +45,7 @@ class StoredTables:
         try:
             statements = self._connection.extract_statements(sql)
             if [s.type for s in statements] not in ([duckdb.StatementType.SELECT], [duckdb.StatementType.EXPLAIN]):
-                raise StatementError("stored tables are only read, by one SELECT at a time", sql=sql)
+                raise StatementError("stored tables are read-only; run one SELECT at a time", sql=sql)
             cursor = self._connection.cursor()
             return cursor.sql(sql, params=parameters or None).to_arrow_table()
         except duckdb.Error as error:

@@ -165,7 +165,7 @@ class Relation:
                 row.append(None)
             else:
                 raise DataError(
-                    f"{self.name}.{column.name} is missing in {shown(dict(values))} and has no default",
+                    f"{self.name}.{column.name} is missing from {shown(dict(values))} and has no default",
                     relation=self.name,
                     column=column.name,
                 )
@@ -234,8 +234,8 @@ class TableSchema(Relation):
             if index.unique and not set(self.partition_by) <= set(index.columns):
                 raise DeclarationError(
                     f"table {self.name} is partitioned by {', '.join(self.partition_by)}, but {index.name} "
-                    f"({', '.join(index.columns)}) does not contain it: two partitions could clash unseen. "
-                    f"Add the partition columns to the key",
+                    f"({', '.join(index.columns)}) does not contain it: two partitions could hold the same value "
+                    "unnoticed. Add the partition columns to the key",
                     table=self.name,
                 )
 

@@ -165,7 +165,7 @@ def _timestamp(value: Any) -> dt.datetime:
     if not isinstance(value, dt.datetime):
         raise ValueError(f"expected a datetime, got {type(value).__name__}")
     if value != value:  # NaT of pandas
-        raise ValueError("is no time (NaT); use None for NULL")
+        raise ValueError("is not a time (NaT); use None for NULL")
     if value.tzinfo is not None:
         value = value.astimezone(dt.UTC)
     clock = (value.hour, value.minute, value.second, value.microsecond)  # a plain one, also of a pandas.Timestamp
@@ -175,13 +175,13 @@ def _timestamp(value: Any) -> dt.datetime:
 def _in_microseconds(value: np.datetime64 | np.timedelta64) -> Any:
     """As Python has it. numpy itself goes round in a circle where a number of microseconds does not fit."""
     if np.isnat(value):
-        raise ValueError("is no time (NaT); use None for NULL")
+        raise ValueError("is not a time (NaT); use None for NULL")
     kind = "datetime64[us]" if isinstance(value, np.datetime64) else "timedelta64[us]"
     converted = value.astype(kind)
     unit = np.datetime_data(value.dtype)[0]
     finer = unit in {"us", "ns", "ps", "fs", "as", "generic"}
     if not finer and converted.astype(value.dtype) != value:
-        raise ValueError("is beyond what microseconds in 64 bits can tell")
+        raise ValueError("is out of range for microseconds in 64 bits")
     return converted.item()
 
 
@@ -210,7 +210,7 @@ def _interval(value: Any) -> dt.timedelta:
     if not isinstance(value, dt.timedelta):
         raise ValueError(f"expected a timedelta, got {type(value).__name__}")
     if value != value:  # NaT of pandas
-        raise ValueError("is no time (NaT); use None for NULL")
+        raise ValueError("is not a time (NaT); use None for NULL")
     if not -INTERVAL_DAYS <= value.days < INTERVAL_DAYS:
         raise ValueError(f"out of range for INTERVAL ({INTERVAL_DAYS:,} days either way)")
     return dt.timedelta(value.days, value.seconds, value.microseconds)

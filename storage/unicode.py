@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-HALF = "is no Unicode text: it has half of a surrogate pair, which can't be stored"
+HALF = "is not valid Unicode: it contains half of a surrogate pair, which can't be stored"
 
 
 def is_unicode(value: str) -> bool:

@@ -212,7 +212,8 @@ class View:
 
     def _no_transaction(self, function: str) -> StatementError:
         return StatementError(
-            f"{function} takes its value from a transaction, and a query outside of one has none; pass the value as a parameter"
+            f"{function} takes its value from the transaction, and this query runs outside of one; pass the value as "
+            "a parameter"
         )
 
     # ---- writing

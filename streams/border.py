@@ -141,8 +141,8 @@ class Border:
         facts = {"stream": self.name, "batch_id": batch_id, "last_id": sequence.last}
         if known is None:
             raise BatchError(
-                f"batch {batch_id} on {where} comes too late: ids ascend and {sequence.last} was accepted already. "
-                f"It was never accepted under an id of its own; push it with a larger id",
+                f"batch {batch_id} on {where} comes too late: ids ascend, and {sequence.last} was already accepted. "
+                "This id was never accepted; push the batch with a larger one",
                 **facts,
             )
         if known != digest(rows):

@@ -38,8 +38,8 @@ def check_directory(directory: str) -> None:
     """Raise when this process can't open the directory, because the parent's DuckDB on it is in its memory."""
     if directory in _directories:
         raise WrongProcess(
-            f"{directory} was open in process {_parent} when it forked this one (process {os.getpid()}), so DuckDB would go on "
-            f"here with what it inherited instead of reading the file. Open it in a process that starts afresh: "
+            f"{directory} was open in process {_parent} when it forked this one (process {os.getpid()}), so DuckDB "
+            f"here would keep using the state it inherited instead of reading the file. Open it in a fresh process:  "
             f'multiprocessing.get_context("spawn"), or subprocess',
             path=directory,
         )
@@ -56,7 +56,7 @@ def _refusal(thing: Any) -> WrongProcess:
     return WrongProcess(
         f"this {kind} belongs to process {_parent}, and this is process {os.getpid()}, forked from it: two processes can't write "
         f"to one log or share one connection. Let the parent do the work (or a server: tidegate serve), open what the child "
-        f'needs in the child, or start it afresh: multiprocessing.get_context("spawn")',
+        f'needs in the child, or start a fresh process: multiprocessing.get_context("spawn")',
         kind=kind,
         process=_parent,
     )

@@ -122,8 +122,8 @@ def _reading(files: Sequence[str | Path]) -> Iterator[None]:
         yield
     except (Py4JJavaError, PySparkException) as error:
         raise DataError(
-            f"Spark can't read the history in {', '.join(map(str, files))}: {reason_of(error)}. Rows that went in before stay "
-            f"in; when the cause is gone the same command goes on behind them, with the same files",
+            f"Spark can't read the history in {', '.join(map(str, files))}: {reason_of(error)}. Rows fed before stay "
+            "in the engine. Once the cause is fixed, the same command with the same files continues after them",
             files=[str(file) for file in files],
         ) from None
 
@@ -138,8 +138,8 @@ def _counted(frame: DataFrame, relation: Relation) -> int:
     problems = [f"{name} in {n:,} of {total:,} rows" for name, n in zip(needed, missing, strict=True) if n]
     if problems:
         raise DataError(
-            f"the history has no value for {', '.join(problems)}, and stream {relation.name} has NOT NULL there; no row of this "
-            f"run went in. Take those rows out, give them a value, or declare the column without NOT NULL",
+            f"the history has no value for {', '.join(problems)}, and stream {relation.name} has NOT NULL there; no "
+            "row of this run was fed. Remove those rows, give them a value, or declare the column without NOT NULL",
             relation=relation.name,
             problems=problems,
         )
@@ -158,11 +158,12 @@ def read_history(
     zone = spark.conf.get("spark.sql.session.timeZone")
     if zone not in ("UTC", "Etc/UTC", "GMT", "Z"):
         raise TidegateError(
-            f"the Spark session reads moments in the zone {zone}, the engine in UTC; set spark.sql.session.timeZone to UTC"
+            f"the Spark session reads timestamps in the zone {zone}, the engine in UTC; set "
+            "spark.sql.session.timeZone to UTC"
         )
     kind = format or paths[0].rstrip("/").rpartition(".")[2].lower().replace("ndjson", "json")
     if kind not in FORMATS:
-        given = f"got {format!r}" if format else f"{paths[0]} is none by its name: say --format"
+        given = f"got {format!r}" if format else f"{paths[0]} has none of these endings: give --format"
         raise TidegateError(f"backfill reads {', '.join(FORMATS)}; {given}")
     if kind == "parquet":
         frame = spark.read.parquet(*paths)
@@ -187,7 +188,7 @@ def _csv(reader: DataFrameReader, paths: list[str], relation: Relation) -> DataF
 def check_asked(files: Sequence[str | Path], relation: Relation, order_by: Sequence[str]) -> list[str]:
     """What can be said without Spark; returns the paths for it."""
     if not files or not order_by:
-        raise TidegateError("a backfill needs files, and the column that their rows are ordered by (--order-by)")
+        raise TidegateError("a backfill needs files, and the column to order their rows by (--order-by)")
     for column in order_by:
         if column not in relation.index_of:
             raise unknown("backfill", f"column of {relation.name} to order by", column, relation.index_of)
@@ -219,8 +220,8 @@ def _position(engine: Engine, source: str, history: str) -> Any:
     position = engine.position(source)
     if position is not None and (not isinstance(position, dict) or position.get("history") != history):
         raise DataError(
-            f"source {source!r} stands at {position!r} of another history: the files, their sizes or the order have "
-            f"changed since. Use the same files to go on; use another --source for rows that are not in yet",
+            f"source {source!r} is at {position!r} of a different history: the files, their sizes or the order have "
+            f"changed since. Use the same files to continue, or another --source for rows that were not fed yet",
             source=source,
             position=position,
         )

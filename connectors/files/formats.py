@@ -227,7 +227,7 @@ class ParquetContent:
         try:
             self._file = pq.ParquetFile(path)
         except (pa.ArrowInvalid, OSError) as error:
-            raise SourceError(f"{path} is no Parquet file that can be read: {error}", fatal=True) from None
+            raise SourceError(f"{path} is not a readable Parquet file: {error}", fatal=True) from None
         try:
             reader.check_fields(self._file.schema_arrow.names, str(path))
             reader.check_types(

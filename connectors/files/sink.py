@@ -68,7 +68,7 @@ class FileSink:
         if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
             what = "a file" if not there.is_dir() else "a directory that we may not write to"
             raise SinkError(f"can't deliver {relation.name} to {self.directory}: {there} is {what}", sink=name)
-        return f"directory {self.directory} {'is there' if there == self.directory else 'will be made'}"
+        return f"directory {self.directory} {'exists' if there == self.directory else 'will be created'}"
 
     def _check_fit(self, name: str, relation: Relation) -> None:
         if missing := [column for column in self.partition_by if column not in relation.index_of]:
@@ -145,8 +145,8 @@ class FileSink:
             same = path.read_bytes() == data
         if not same:
             raise SinkError(
-                f"{path} is there with other rows than {batch!r}; another engine, or an earlier one whose "
-                "directory is gone, wrote it. Give every engine a directory of its own for its files",
+                f"{path} already exists with other rows than {batch!r}; another engine, or an earlier one whose "
+                "directory is gone, wrote it. Give every engine its own directory for files",
                 sink=str(self.directory),
                 stream=batch.stream,
                 batch_id=batch.id,
@@ -154,8 +154,8 @@ class FileSink:
 
     def _refused(self, stream: str, error: OSError) -> SinkError:
         return SinkError(
-            f"can't write batches of {stream} to {self.directory}: {error}. Check that it is a directory, "
-            "its permissions and the space on its disk; the batch is kept and written again",
+            f"can't write batches of {stream} to {self.directory}: {error}. Check that it is a directory, its "
+            "permissions and the free disk space; the batch is kept and written again",
             sink=str(self.directory),
             stream=stream,
         )

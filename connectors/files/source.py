@@ -116,7 +116,7 @@ class FileSource:
                     f"name, or ingest it under another name",
                     fatal=True,
                 )
-            log.warning("%s is another file than before and is read from its beginning", path)
+            log.warning("%s is a different file than before; reading it from the beginning", path)
             self._at = 0
 
     def _waiting(self) -> list[str]:
@@ -140,7 +140,7 @@ class FileSource:
         path = self._directory / name
         kind = self.format or SUFFIXES.get(path.suffix)
         if kind is None:
-            raise SourceError(f"{path}: give format= one of {', '.join(FORMATS)}; its name does not tell", fatal=True)
+            raise SourceError(f"{path}: give format= one of {', '.join(FORMATS)}; its name does not say", fatal=True)
         try:
             self._content = FORMATS[kind](path, self._reader)
         except OSError as error:

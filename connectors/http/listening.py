@@ -44,10 +44,10 @@ class Door:
         self, host: str, token: str | None, allow_hosts: Iterable[str] = (), allow_origins: Iterable[str] = ()
     ) -> None:
         if token is not None and not token.strip():
-            raise SourceError("token= is empty; give one that nobody can guess: tidegate token new", fatal=True)
+            raise SourceError("token= is empty; give one that can't be guessed: tidegate token new", fatal=True)
         if token is None and not is_loopback(host):
             raise SourceError(
-                f"host={host!r} can be reached from other machines, so whoever sends needs a token: give token=, or listen on "
+                f"host={host!r} can be reached from other machines, so senders need a token: give token=, or listen on "
                 f"127.0.0.1",
                 fatal=True,
             )
@@ -57,7 +57,7 @@ class Door:
     def check(self, headers: Headers) -> None:
         """Raise NotAllowed, with the status to answer."""
         if len(headers("host") or ()) > 1:
-            raise NotAllowed("a request has one Host header, this one has several", status=400)
+            raise NotAllowed("a request must have one Host header, this one has several", status=400)
         names = ("host", "origin", "sec-fetch-site", "authorization")
         first = {name: values[0] for name in names if (values := headers(name))}
         self._sites.check(first)
@@ -132,7 +132,7 @@ class Handler(BaseHTTPRequestHandler):
         except ServerError as error:
             status, told = error.status or 400, {"error": str(error)}
         except TimeoutError:
-            status, told = 408, {"error": f"the body did not come within {BODY_S:g} s"}
+            status, told = 408, {"error": f"the body did not arrive within {BODY_S:g} s"}
         self.say(status, told)
         if status >= 400:
             self._linger()
@@ -143,16 +143,16 @@ class Handler(BaseHTTPRequestHandler):
         self._arriving.allow(length + io.DEFAULT_BUFFER_SIZE, BODY_S)
         data = self.rfile.read(length)
         if len(data) < length:
-            raise ServerError(f"{length} bytes were announced and {len(data)} came", status=400)
+            raise ServerError(f"{length} bytes were announced, but only {len(data)} came", status=400)
         return data
 
     def length(self) -> int:
         """What the body's length is announced to be; ServerError when it can't be told, or is too much."""
         given = self.headers.get_all("content-length") or []
         if self.headers.get("transfer-encoding") is not None or not given:
-            raise ServerError("say how long the body is: send Content-Length, and no Transfer-Encoding", status=411)
+            raise ServerError("send the length of the body in Content-Length, without Transfer-Encoding", status=411)
         if len(set(given)) > 1 or not (given[0].isascii() and given[0].isdigit()):
-            raise ServerError(f"Content-Length is one whole number, got {', '.join(given)[:100]!r}", status=400)
+            raise ServerError(f"Content-Length must be one whole number, got {', '.join(given)[:100]!r}", status=400)
         if len(given[0]) > 18 or int(given[0]) > self.largest:
             raise ServerError(f"at most {self.largest} bytes", status=413)
         return int(given[0])

@@ -53,7 +53,7 @@ class _Pushed:
         allow_origins: Iterable[str],
     ) -> None:
         if not 0 <= port <= LARGEST_PORT:
-            raise SourceError(f"port={port}: give one from 1 to {LARGEST_PORT}, or 0 for any that is free", fatal=True)
+            raise SourceError(f"port={port}: give one from 1 to {LARGEST_PORT}, or 0 for any free one", fatal=True)
         for name, value in (("capacity", capacity), ("connections", connections)):
             if type(value) is not int or value < 1:
                 raise SourceError(f"{name}={value!r}: give a positive whole number", fatal=True)
@@ -78,8 +78,8 @@ class _Pushed:
     def poll(self, limit: int, timeout_s: float) -> Chunk | None:
         if self._listener is not None and not self._listener.is_alive():
             raise SourceError(
-                f"nobody listens on {self.host}:{self.port} any more; perhaps this process has too many open files. The port is "
-                f"opened again"
+                f"nothing listens on {self.host}:{self.port} any more; perhaps this process has too many open files. "
+                "The port will be opened again"
             )
         return self._line.take(limit, timeout_s)
 
@@ -152,8 +152,8 @@ def _deep(value: Any) -> bool:
 
 def _deaf(name: str, host: str, port: int, error: OSError) -> SourceError:
     return SourceError(
-        f"can't listen on {host}:{port}: {error.strerror or error}. Does another process, perhaps this connector, listen there? "
-        "Give another port, or a host of this machine",
+        f"can't listen on {host}:{port}: {error.strerror or error}. Is another process listening there, perhaps this "
+        "connector? Give another port, or a host of this machine",
         source=name,
     )
 

@@ -62,7 +62,7 @@ class WebhookSink:
             socket.create_connection(place, self._timeout_s).close()
         except OSError as error:
             raise SinkError(
-                f"can't deliver {relation.name} to {self.shown}: {error}. Check the address, and that the server is up",
+                f"can't deliver {relation.name} to {self.shown}: {error}. Check the address and that the server is up",
                 sink=name,
                 stream=relation.name,
             ) from error
@@ -103,8 +103,8 @@ class WebhookSink:
 
     def _refused(self, batch: Batch, why: str, kind: type[SinkError] = SinkError) -> SinkError:
         return kind(
-            f"{self.shown} did not take {batch!r}: {hidden(why, self._secrets)}. The batch is kept and sent again with {HEADER} "
-            f"{stable_text(batch)}",
+            f"{self.shown} did not accept {batch!r}: {hidden(why, self._secrets)}. The batch is kept and sent again "
+            f"with {HEADER} {stable_text(batch)}",
             sink=self.shown,
             stream=batch.stream,
             batch_id=batch.id,
@@ -135,7 +135,8 @@ def _checked(url: str, shown: str) -> SplitResult:
         fits = False
     if not fits or re.search(r"[^\x21-\x7e]", url):
         raise SinkError(
-            f"WebhookSink takes an http:// or https:// address of printable ASCII, got another ({shown}; the rest may be secret)",
+            f"WebhookSink takes an http:// or https:// address of printable ASCII, got something else ({shown}; the "
+            "rest may be secret)",
             sink=shown,
         )
     return found
@@ -152,8 +153,8 @@ def _fit(headers: dict[str, str], shown: str) -> dict[str, str]:
     for name, value in headers.items():
         if not isinstance(value, str) or re.search(r"[^\x20-\x7e\t]", value) or not re.fullmatch(r"[!-9;-~]+", name):
             raise SinkError(
-                f"the header {name!r} for {shown} can't be sent as it is; does its value end in a line break? That is not "
-                f"shown here: it may be secret",
+                f"the header {name!r} for {shown} can't be sent as it is; does its value end in a line break? The "
+                "value is not shown: it may be secret",
                 sink=shown,
             )
     return headers

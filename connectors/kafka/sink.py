@@ -95,7 +95,7 @@ class KafkaSink:
             there = AdminClient({**self._settings, "logger": ClientLog()}).list_topics(timeout=REQUEST_S).topics
         except KafkaException as error:
             raise self._unusable(relation.name, error) from error
-        return f"topic {self.topic} {'is there' if self.topic in there else 'will be made'}"
+        return f"topic {self.topic} {'exists' if self.topic in there else 'will be created'}"
 
     def _check_fit(self, name: str, relation: Relation) -> None:
         self.name = name
@@ -106,7 +106,7 @@ class KafkaSink:
             f"it has no column {', '.join(missing)}, which {'a changelog has' if self._changelog else 'key= names'}"
         ] * bool(missing)
         if not self._changelog and (unwritable := self._values.unwritable(relation, self._key)):
-            told += [f"its rows are no records of the schema: {'; '.join(unwritable)}"]
+            told += [f"its rows are not valid records of the schema: {'; '.join(unwritable)}"]
         if told:
             raise SinkError(
                 f"KafkaSink for stream {relation.name} ({', '.join(relation.column_names)}): {'; '.join(told)}. Change the "
@@ -205,7 +205,7 @@ class KafkaSink:
                 return last
             else:
                 raise KafkaException(message.error())
-        raise SinkError(f"{self.servers} did not show {self._cursor_topic} within {REQUEST_S:g} s", sink=self.name)
+        raise SinkError(f"{self.servers} did not deliver {self._cursor_topic} within {REQUEST_S:g} s", sink=self.name)
 
     # ---- delivering
 
@@ -258,7 +258,7 @@ class KafkaSink:
         if known is not None and known != digests[address]:
             raise SinkError(
                 f"{batch!r} has other rows than the batch delivered to {self.topic} under its id. Another engine delivers under "
-                f"the name {self.name!r}, or this one began anew. Deliver under another name",
+                f"the name {self.name!r}, or this one started over. Deliver under another name",
                 sink=self.name,
                 stream=batch.stream,
                 batch_id=batch.id,
@@ -287,8 +287,8 @@ class KafkaSink:
             return self._values.encode(record)
         except Exception as error:  # each library has its own
             raise SinkRefused(
-                f"a row of {batch!r} is no record of the schema for topic {self.topic}: {type(error).__name__} {error}. It was "
-                f"{dict(record)!r}",
+                f"a row of {batch!r} is not a valid record of the schema for topic {self.topic}: "
+                f"{type(error).__name__} {error}. It was {dict(record)!r}",
                 sink=self.name,
                 stream=batch.stream,
                 batch_id=batch.id,
@@ -296,8 +296,8 @@ class KafkaSink:
 
     def _refused(self, stream: str, error: Any) -> SinkError:
         return (SinkRefused if error.code() in UNWANTED else SinkError)(
-            f"{self.servers} did not take a batch of {stream} for topic {self.topic}: {error.str()}. Check that the brokers are "
-            f"up, and that the topic takes such records; the batch is kept and sent again",
+            f"{self.servers} did not accept a batch of {stream} for topic {self.topic}: {error.str()}. Check that the "
+            "brokers are up, and that the topic accepts such records; the batch is kept and sent again",
             sink=self.name,
             stream=stream,
         )

@@ -210,7 +210,7 @@ class KafkaSource:
     def _row(self, message: Any) -> Row:
         data = message.value()
         if data is None:
-            raise ValueError("a record without value (a tombstone)")
+            raise ValueError("a record without a value (a tombstone)")
         record = self._values.decode(data)
         if self._key is not None and isinstance(record, dict):
             key = message.key()
@@ -238,7 +238,7 @@ class KafkaSource:
         try:
             self._consumer.commit(offsets=offsets, asynchronous=True)
         except KafkaException as error:  # our own log has them
-            log.debug("ingestion %s: the group was not told: %s", self._name, error)
+            log.debug("ingestion %s: committing the offsets of the group failed: %s", self._name, error)
 
     def close(self) -> None:
         if self._consumer is not None:
@@ -250,8 +250,8 @@ class KafkaSource:
         if error.code() == KafkaError._INVALID_ARG:
             return SourceError(f"settings= for topic {self.topic}: {error.str()}", source=self._name, fatal=True)
         hint = (
-            ". What comes after the position is gone: its retention was shorter than our absence. Ingest under a new name to "
-            "begin with what is there"
+            ". The records after the position are gone: retention removed them while nothing read them. Ingest under "
+            "a new name to start with what is still there"
             if lost
             else ". Check the address, that the brokers are up, and settings= for TLS and passwords"
         )

@@ -99,7 +99,7 @@ class PostgresChanges:
             self._at = self._confirmed() if position is None else _lsn(position)
         except SQLAlchemyError as error:
             raise self._unreadable(error) from error
-        slot_told, publication_told = ("is there" if there else "will be made" for there in (slot, publication))
+        slot_told, publication_told = ("exists" if there else "will be created" for there in (slot, publication))
         told = f"slot {self._slot} {slot_told}, publication {self._publication} {publication_told}"
         return Checked(told, self.lag if slot else 0)
 
@@ -173,9 +173,9 @@ class PostgresChanges:
         plugin = self._asked("SELECT plugin FROM pg_replication_slots WHERE slot_name = :slot")
         if plugin is None and position is not None:
             raise SourceError(
-                f"slot {self._slot} in {self._shown} is gone (dropped, or lost with a restored server), and with it the "
-                f"changes after {position}. Ingest under a new name to begin with the next change, and bring what is missing "
-                "by SqlSource",
+                f"slot {self._slot} in {self._shown} is gone (dropped, or lost with a restored server), and with it "
+                f"the changes after {position}. Ingest under a new name to begin with the next change, and load what "
+                "is missing with SqlSource",
                 source=self._name,
                 fatal=True,
             )
@@ -188,8 +188,8 @@ class PostgresChanges:
         there = self._asked("SELECT 1 FROM pg_publication WHERE pubname = :publication") is not None
         if there and not self._asked(PUBLISHED):
             raise SourceError(
-                f"publication {self._publication} in {self._shown} is there, but without table {self._table}. ALTER PUBLICATION "
-                f"{self._publication} ADD TABLE {self._table}, or name another with publication=",
+                f"publication {self._publication} in {self._shown} exists, but without table {self._table}. ALTER "
+                f"PUBLICATION {self._publication} ADD TABLE {self._table}, or name another with publication=",
                 source=self._name,
                 fatal=True,
             )
@@ -199,9 +199,9 @@ class PostgresChanges:
         """What opening would take: reading from slots at all, and making what is missing."""
         told = [] if self._asked(MAY_REPLICATE) else ["read from a slot (ALTER ROLE … REPLICATION)"]
         if not slot and not self._asked(FREE_SLOT):
-            told += ["make a slot: max_replication_slots of them are there"]
+            told += ["create a slot: all max_replication_slots are in use"]
         if not publication and not self._asked(MAY_PUBLISH):
-            told += ["make a publication (owner of the table, CREATE on the database); have it made"]
+            told += ["create a publication (owner of the table, CREATE on the database); have it created"]
         if told:
             raise SourceError(f"in {self._shown} we may not {' or '.join(told)}", source=self._name, fatal=True)
 
@@ -277,7 +277,8 @@ class PostgresChanges:
         for field, value in change.values.items():
             if value is UNCHANGED:
                 raise ValueError(
-                    f"{field} is large, was not changed, and so was not sent; ALTER TABLE {self._table} REPLICA IDENTITY FULL"
+                    f"{field} is a large value that did not change, so PostgreSQL did not send it; ALTER TABLE "
+                    f"{self._table} REPLICA IDENTITY FULL"
                 )
             if field in self._columns:
                 record[field] = from_text(self._columns[field], value)

@@ -68,7 +68,7 @@ class RowReader:
         unknown = [] if self._ignore else [field for field in there if field not in self._column_of]
         missing = [c.name for c in self.relation.columns if not c.nullable and self.field_of[c.name] not in there]
         if unknown or missing:
-            told = [f"it has {', '.join(map(repr, unknown))}, which the stream has not"] if unknown else []
+            told = [f"it has {', '.join(map(repr, unknown))}, which the stream does not have"] if unknown else []
             told += [f"it lacks {', '.join(missing)}, which can't be NULL"] if missing else []
             raise SourceError(
                 f"{where} does not fit stream {self.relation.name} ({', '.join(self.relation.column_names)}): "

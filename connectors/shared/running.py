@@ -164,7 +164,7 @@ def metrics(at_work: Running, port: int) -> Iterator[int]:
     try:
         server = BoundedServer(("127.0.0.1", port), Metrics, METRICS_CONNECTIONS)
     except OSError as error:
-        raise TidegateError(f"can't answer for metrics on port {port}: {error.strerror}") from None
+        raise TidegateError(f"can't serve metrics on port {port}: {error.strerror}") from None
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), name="tidegate-metrics", daemon=True)
     thread.start()
     try:

@@ -86,7 +86,7 @@ def read_setup(path: str | Path) -> Setup:
     except OSError as error:
         raise TidegateError(f"can't read {path}: {error.strerror}") from None
     except tomllib.TOMLDecodeError as error:
-        raise TidegateError(f"{path} is no TOML: {error}") from None
+        raise TidegateError(f"{path} is not valid TOML: {error}") from None
     if _secrets(told):
         check_secret(Path(path), "passwords or tokens (write them as ${NAME}, and they come from the environment)")
     try:
@@ -120,13 +120,13 @@ def _setup(told: Mapping[str, Any]) -> Setup:
     sources = [_connector("source", i, entry) for i, entry in enumerate(_list(told, "source"), 1)]
     sinks = [_connector("sink", i, entry) for i, entry in enumerate(_list(told, "sink"), 1)]
     if not sources and not sinks:
-        raise TidegateError("there is no [[source]] and no [[sink]]: nothing to connect")
+        raise TidegateError("there is no [[source]] or [[sink]]: nothing to connect")
     for found in (sources, sinks):
         names = [connector.name for connector in found]
         for connector in found:
             if names.count(connector.name) > 1:
                 raise TidegateError(
-                    f"{connector.key}.name: {connector.name!r} is there twice; positions are kept by name"
+                    f"{connector.key}.name: {connector.name!r} is used twice; positions are kept by name"
                 )
     return Setup(app, directory, url, token, sources, sinks)
 

@@ -54,7 +54,7 @@ class WaitingLine:
         with self._changed:
             if self._bytes + size > self._capacity_bytes:
                 raise Overloaded(
-                    f"{self._bytes} bytes wait already; send it again later", capacity=self._capacity_bytes
+                    f"{self._bytes} bytes are already waiting; send it again later", capacity=self._capacity_bytes
                 )
             self._bytes += size
         try:
@@ -67,7 +67,9 @@ class WaitingLine:
         """Wait in line; Overloaded when it is full or closed."""
         with self._changed:
             if self._closed or len(self) >= self._capacity:
-                raise Overloaded(f"{len(self)} messages wait already; send it again later", capacity=self._capacity)
+                raise Overloaded(
+                    f"{len(self)} messages are already waiting; send it again later", capacity=self._capacity
+                )
             self._entries.append(entry)
             self._bytes += entry.size
             self._changed.notify_all()

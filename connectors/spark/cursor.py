@@ -54,18 +54,19 @@ def next_step(
         if new_checkpoint and batch == 0:
             return step
         raise BatchError(
-            f"source {source!r} was fed by another query ({position!r}); this one is {query}, at micro-batch {batch}. Its "
-            f"checkpoint directory is new or another one, so Spark would read from the beginning what is in the engine already. "
-            f"Start it with the old checkpoint directory; or, if its input is new, under another source name or with "
-            f"new_checkpoint=True",
+            f"source {source!r} was fed by another query ({position!r}); this one is {query}, at micro-batch {batch}. "
+            "Its checkpoint directory is new or a different one, so Spark would read from the beginning what the "
+            "engine already has. Start it with the old checkpoint directory; or, if its input is new, under another "
+            "source name or with new_checkpoint=True",
             **facts,
         )
     missing = 0 if known is None else known["batch"] + 1
     if batch != missing and not gaps:
         raise BatchError(
-            f"Spark comes with micro-batch {batch} for source {source!r}, but the engine has not seen micro-batch {missing}: the "
-            f"engine is older than Spark's checkpoint (in memory, restored from a backup, or another directory). Open the right "
-            f"directory, or start with a new checkpoint directory and another source name to read everything again",
+            f"Spark sends micro-batch {batch} for source {source!r}, but the engine has not seen micro-batch "
+            f"{missing}: the engine is older than Spark's checkpoint (in memory, restored from a backup, or another "
+            "directory). Open the right directory, or start with a new checkpoint directory and another source name "
+            "to read everything again",
             **facts,
         )
     return step
@@ -89,7 +90,7 @@ class Patience:
         pause_s = FIRST_PAUSE_S
         while True:
             if self._stop.is_set():
-                raise EngineClosed("the pipeline was stopped; the micro-batch comes again when it is started")
+                raise EngineClosed("the pipeline was stopped; the micro-batch is sent again when it is restarted")
             try:
                 return attempt()
             except (Overloaded, DiskFull, ServerError) as error:

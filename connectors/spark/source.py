@@ -163,7 +163,7 @@ class _Writer:
         self._source = options.get("source") or f"spark:{self._stream}"
         self._patience = Patience(float(options["timeout_s"]) if "timeout_s" in options else None)
         if overwrite:
-            raise TidegateError(f"stream {self._stream} can't be overwritten, only added to: mode('append')")
+            raise TidegateError(f"stream {self._stream} can't be overwritten, only appended to: mode('append')")
         with connected(options) as client:
             check_fits(schema, stream_relation(client, self._stream, border=True))
 

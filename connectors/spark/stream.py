@@ -74,7 +74,7 @@ class OutputReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if missing:
             raise ServerError(
                 f"{len(missing)} of {len(wanted)} batches of {self._stream} that Spark wants to read again are acknowledged: "
-                f"another query, or another subscriber, uses the name {self._name!r}. Give every query a name of its own",
+                f"another query, or another subscriber, uses the name {self._name!r}. Give every query its own name",
                 status=410,
             )
         for cursor in wanted:

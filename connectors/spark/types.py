@@ -114,7 +114,7 @@ def check_fits(schema: spark.StructType, relation: Relation) -> None:
     if problems:
         raise DataError(
             f"the data frame does not fit stream {relation.name}: {'; '.join(problems)}. The stream has "
-            f"{', '.join(f'{c.name} {c.type}' for c in relation.columns)}; select, cast and rename columns before",
+            f"{', '.join(f'{c.name} {c.type}' for c in relation.columns)}; select, cast and rename columns first",
             relation=relation.name,
             problems=problems,
         )

@@ -107,8 +107,8 @@ class SqlSink:
         self.name = name
         if (missing := missing_file(self._database.url)) is not None:
             if not missing.absolute().parent.is_dir():
-                raise SinkError(f"can't make {missing}: there is no directory {missing.parent}", sink=name)
-            return f"{missing} and table {self._table_name} will be made"
+                raise SinkError(f"can't create {missing}: there is no directory {missing.parent}", sink=name)
+            return f"{missing} and table {self._table_name} will be created"
         try:
             target = self._find()
             if sa.inspect(self._database).has_table(SINKS, schema=self._schema):
@@ -117,7 +117,7 @@ class SqlSink:
         except SQLAlchemyError as error:
             raise self._unusable(relation.name, error) from error
         if target is None:
-            return f"table {self._table_name} will be made"
+            return f"table {self._table_name} will be created"
         self._check_fit(relation, target)
         return f"table {self._table_name} has its columns"
 
@@ -150,7 +150,7 @@ class SqlSink:
             raise SinkError(
                 f"table {self._table_name} ({', '.join(target.columns.keys())}) in {self._shown} does not fit stream "
                 f"{relation.name} ({', '.join(relation.column_names)}): {'; '.join(told)}. Change it (ALTER TABLE) or the "
-                "stream, or give SqlSink another table; one that is not there is made to fit",
+                "stream, or give SqlSink another table; a table that does not exist is created to fit",
                 sink=self.name,
                 stream=relation.name,
                 misfits=told,
@@ -172,7 +172,7 @@ class SqlSink:
     def _check_stream(self, known: str | None, stream: str) -> None:
         if known not in (None, stream):
             raise SinkError(
-                f"delivery {self.name!r} has brought batches of {known} to {self._shown}, not of {stream}; "
+                f"delivery {self.name!r} has delivered batches of {known} to {self._shown}, not of {stream}; "
                 "use another name",
                 sink=self.name,
                 stream=stream,
@@ -210,8 +210,8 @@ class SqlSink:
         locked = connection.execute(self._sinks.update().where(mine).values(sends=self._sinks.c.sends + 1))
         if locked.rowcount != 1:
             raise SinkError(
-                f"the row of {self.name!r} in {SINKS} of {self._shown} is gone, so nobody knows what was "
-                f"delivered; restore it with {DELIVERED}, or close the engine and deliver under a new name",
+                f"the row of {self.name!r} in {SINKS} of {self._shown} is gone, so it is unknown what was delivered; "
+                f"restore it with {DELIVERED}, or close the engine and deliver under a new name",
                 sink=self.name,
             )
 
@@ -234,11 +234,11 @@ class SqlSink:
             return True
         if known == digest(batch.rows):
             return False
-        what = "has other rows than the batch delivered under its id" if known else f"comes after batch {max(marks)}"
+        what = "has other rows than the batch delivered under its id" if known else f"is sent after batch {max(marks)}"
         raise SinkError(
-            f"{batch!r} {what} to {self._table_name} in {self._shown}. Another engine delivers under the "
-            f"name {self.name!r}, or this one began anew or from a backup. Deliver under another name, and "
-            "look at what is in the table",
+            f"{batch!r} {what} to {self._table_name} in {self._shown}. Another engine delivers under the name "
+            f"{self.name!r}, or this one started over or from a backup. Deliver under another name, and check what is "
+            "in the table",
             sink=self.name,
             stream=batch.stream,
             batch_id=batch.id,
@@ -277,7 +277,7 @@ class SqlSink:
     def _unusable(self, stream: str, error: SQLAlchemyError) -> SinkError:
         return SinkError(
             f"can't deliver {stream} to table {self._table_name} in {self._shown}: {_told(error)}. Check the address, that the "
-            "server is up, and what we may do there",
+            "server is up, and our permissions there",
             sink=self.name,
             stream=stream,
         )
@@ -286,8 +286,8 @@ class SqlSink:
         why = _told(error)
         unwanted = isinstance(error, (DataError, IntegrityError)) and not error.connection_invalidated
         return (SinkRefused if unwanted else SinkError)(
-            f"{self._shown} did not take a batch of {stream} for table {self._table_name}: {why}. Check "
-            "that the server is up and that the table takes these rows; the batch is kept and sent again",
+            f"{self._shown} did not accept a batch of {stream} for table {self._table_name}: {why}. Check that the "
+            "server is up and that the table accepts these rows; the batch is kept and sent again",
             sink=self.name,
             stream=stream,
         )

@@ -90,7 +90,8 @@ class SqlSource:
             raise self._unreadable(error, fatal) from error
         if self._cursor not in found:
             raise SourceError(
-                f"{self._table} in {self._shown} has no column {self._cursor!r} to read on by; it has {', '.join(found)}",
+                f"{self._table} in {self._shown} has no column {self._cursor!r} to use as a cursor; it has "
+                f"{', '.join(found)}",
                 source=name,
                 fatal=True,
             )
@@ -148,7 +149,7 @@ class SqlSource:
         if len(set(values)) < len(values) or None in values:
             raise SourceError(
                 f"{self._cursor} of {self._table} in {self._shown} is not unique (or is NULL): from {values[0]!r} to "
-                f"{values[-1]!r} there are {len(values)} rows and {len(set(values))} values. Read by a column that is",
+                f"{values[-1]!r} there are {len(values)} rows and {len(set(values))} values. Use a column that is",
                 source=self._name,
                 fatal=True,
             )
@@ -164,8 +165,8 @@ class SqlSource:
     def _unreadable(self, error: SQLAlchemyError, fatal: bool = False) -> SourceError:
         why = " ".join(str(getattr(error, "orig", None) or error).split()).rstrip(".")
         return SourceError(
-            f"can't read {self._table} in {self._shown}: {why}. Check the address, that the server is up, and what we may read "
-            "there",
+            f"can't read {self._table} in {self._shown}: {why}. Check the address, that the server is up, and our "
+            "permissions there",
             source=self._name,
             fatal=fatal,
         )

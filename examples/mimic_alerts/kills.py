@@ -236,7 +236,7 @@ def _run_with_kills(kills: int, plan: Plan, directory: Path) -> Killed:
         child.kill()
         child.join()
         if stuck:
-            raise TidegateError(f"the shift with seed {plan.seed} does not come to an end")
+            raise TidegateError(f"the shift with seed {plan.seed} does not finish")
         if child.exitcode == -signal.SIGKILL:
             found.kills += 1
             found.points[died.read_text() if died.exists() else "any moment"] += 1

@@ -134,7 +134,7 @@ def find_waveforms(folder: Path, only: set[int] | None = None) -> list[Path]:
     """Waveform files in a folder, or in folders directly in it; one for each record."""
     if not folder.is_dir():
         raise TidegateError(
-            f"{folder} is no folder; --data takes one with pap_*.parquet, pap_*.csv.gz or WFDB (.hea) files"
+            f"{folder} is not a folder; --data takes one with pap_*.parquet, pap_*.csv.gz or WFDB (.hea) files"
         )
     found: dict[str, Path] = {}
     for pattern in ("pap_p*.parquet", "*hz.parquet", "mimic2_*.parquet", "pap_p*.csv.gz", "*.hea"):

@@ -229,7 +229,7 @@ def refused_source(name: str, sql: str) -> StatementError:
 
 def refused_function(name: str, sql: str) -> StatementError:
     return StatementError(
-        f"{name}() can't be used in a procedure: its answer would differ when the batch is replayed; "
+        f"{name}() can't be used in a procedure: its result would differ on replay; "
         f"pass the value as a parameter\n  {sql}",
         sql=sql,
     )
@@ -256,7 +256,9 @@ def _refuse_shapes(tree: exp.Expression, kind: str, sql: str) -> None:
             continue
         if node is not tree:
             raise StatementError(
-                f"one statement changes one table: move the inner {node.key.upper()} out: {sql}", sql=sql
+                f"one statement changes one table: move the inner {node.key.upper()} into a statement of its own: "
+                f"{sql}",
+                sql=sql,
             )
 
 
@@ -314,7 +316,7 @@ def _resolve_tables(parsed: Parsed, tables: Mapping[str, TableSchema], relations
         else:
             known = ", ".join(sorted([*tables, *relations]))
             raise StatementError(
-                f"{node.name!r} is no table or stream of this app (it has {known or 'none'})\n  {parsed.sql}",
+                f"{node.name!r} is not a table or stream of this app (it has {known or 'none'})\n  {parsed.sql}",
                 sql=parsed.sql,
             )
 

@@ -188,8 +188,8 @@ class Query:
             return error
         told = "; ".join(map(str, found[:3])) + (f"; and {len(found) - 3} more" if len(found) > 3 else "")
         return StatementError(
-            f"{error}\nSQL that DuckDB answers can't read these rows, which it would not take at a merge: {told}. Read, change "
-            f"or delete them by key in a procedure; tidegate.set_aside lists them",
+            f"{error}\nSQL that DuckDB runs can't read these rows, because DuckDB refused them in a merge: {told}. "
+            "Read, change or delete them by key in a procedure; tidegate.set_aside lists them",
             sql=self.sql,
         )
 

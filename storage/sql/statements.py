@@ -112,7 +112,7 @@ class Statement:
     def arrow(self, view: View, parameters: Given = ()) -> pa.Table:
         """The answer of a SELECT as an Arrow table."""
         if self._query is None:
-            raise StatementError(f"only a SELECT has an Arrow answer: {self.sql}", sql=self.sql)
+            raise StatementError(f"only a SELECT returns Arrow: {self.sql}", sql=self.sql)
         return self._query.arrow(view, self._parameters.bind(parameters) + draw_all(view, self._draws), self._names)
 
     def explain(self) -> str:

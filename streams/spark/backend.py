@@ -78,7 +78,7 @@ class SparkBackend:
 
     def _why_not(self, work: Work) -> str | None:
         if self.spark.error is not None:
-            return "there is no Spark here"
+            return "Spark is not available here"
         if self._cold is not None:
             return f"Spark did not start ({self._cold})"
         if self.failures >= FAILURES:
@@ -115,7 +115,7 @@ class SparkBackend:
             if reply.refused is not None:
                 self.local.refuse(work, reply.refused)
             elif reply.raised is not None:
-                log.info("%r raised in a Spark task and is tried in this process: %s", work.function, reply.raised)
+                log.info("%r raised in a Spark task; trying it in this process: %s", work.function, reply.raised)
             outcomes.append(carry_out(task, reply.results))
         return outcomes
 
@@ -162,7 +162,7 @@ class SparkBackend:
             self._warm = True
         except Exception as error:
             self._cold = reason_of(error)
-            self._note(f"Spark did not start, windows are evaluated in this process: {self._cold}")
+            self._note(f"Spark did not start; windows are evaluated in this process: {self._cold}")
 
     # ---- jobs
 

@@ -94,8 +94,8 @@ def _address(process: subprocess.Popen[bytes], told: Path, java: Java) -> tuple[
     else:
         process.kill()
         raise SparkUnavailable(
-            f"Spark's JVM was not ready after {STARTED_WITHIN_S:.0f} s and was stopped; is memory or are cores short? "
-            f"It was started with {java.command} (Java {java.version})"
+            f"Spark's JVM was not ready after {STARTED_WITHIN_S:.0f} s and was stopped; is the machine short of "
+            f"memory or cores? It was started with {java.command} (Java {java.version})"
         )
     body = told.read_bytes()
     (port,) = struct.unpack_from("!i", body)

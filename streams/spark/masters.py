@@ -44,7 +44,7 @@ def check_answers(master: str, within_s: float = ANSWERS_WITHIN_S) -> None:
         pause.wait(0.2)
     raise SparkUnavailable(
         f"no Spark master answers at {master}, tried for {within_s:g} s ({'; '.join(map(str, tried))}); is it running, and is "
-        f"that its host and port? It tells its address when it starts (spark://host:7077)",
+        f"that its host and port? The master prints its address when it starts (spark://host:7077)",
         master=master,
     )
 

@@ -19,7 +19,7 @@ def reason_of(error: BaseException) -> str:
     found = raised[-1]
     if "No module named" in found:
         found += (
-            "; Spark's Python workers lack that module: install there what this process has, put it on their PYTHONPATH, or "
+            "; Spark's Python workers lack that module: install it there, put it on their PYTHONPATH, or "
             "name the right Python with PYSPARK_PYTHON before the session starts"
         )
     return found

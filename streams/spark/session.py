@@ -215,7 +215,7 @@ class Spark:
         if wanted is not None and context.master.partition(",")[0].rstrip("]") != wanted.partition(",")[0].rstrip("]"):
             raise SparkUnavailable(
                 f"a session with master {wanted} was asked for, but this process has one with master {context.master}, and "
-                f"there can be only one; stop that one first, or give it as it is: spark=session"
+                f"there can be only one; stop that one first, or pass it as spark=session"
             )
         return SparkSession.builder.getOrCreate()
 
@@ -246,7 +246,7 @@ def _check(given: Any, master: str | None) -> None:
         )
     if master is not None and not MASTER.fullmatch(master):
         raise SparkUnavailable(
-            f"{master!r} is no master URL of Spark; it is local, local[2], local[*], spark://host:7077, yarn or k8s://…",
+            f"{master!r} is not a Spark master URL; use local, local[2], local[*], spark://host:7077, yarn or k8s://…",
             master=master,
         )
 

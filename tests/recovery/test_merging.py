@@ -129,7 +129,7 @@ def test_a_base_that_duckdb_has_given_up_on_is_opened_again(tmp_path: Path, limi
     until(lambda: isinstance(engine.merger.failed, BaseDamaged) or engine.merger.last_failure)
     limit(resource.RLIMIT_FSIZE, -1)
     assert engine.merger.last_failure is not None
-    assert "given up" in engine.merger.last_failure[1]
+    assert "invalidated" in engine.merger.last_failure[1]
     until(lambda: engine.merger.failed is None)
     engine.push("numbers", [(1_000,)], 1_000).result()
     assert count(engine) == 1_000

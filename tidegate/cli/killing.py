@@ -66,11 +66,11 @@ def crash_test(
 
 def soak(
     minutes: Annotated[float, typer.Option(min=0.01, help="How long.")] = 10.0,
-    seed: Annotated[int, typer.Option(help="For the kills and for who does what when.")] = 0,
-    kills_every: Annotated[float, typer.Option(min=0.1, help="Seconds from one end of a process to the next.")] = 20.0,
-    executor: Annotated[Executors, typer.Option(help="serial, threads, or both by turns.")] = Executors.both,
+    seed: Annotated[int, typer.Option(help="For the kills and for the schedule of the clients.")] = 0,
+    kills_every: Annotated[float, typer.Option(min=0.1, help="Seconds between two ends of the process.")] = 20.0,
+    executor: Annotated[Executors, typer.Option(help="serial, threads, or both in turn.")] = Executors.both,
     keep: Annotated[
-        Path | None, typer.Option(help="Keep data, log and stacks here; otherwise only if something is wrong.")
+        Path | None, typer.Option(help="Keep data, log and stacks here; without it they are kept only after a failure.")
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -293,9 +293,9 @@ def show_log(
 
 @app.command()
 def verify(
-    directory: Annotated[Path, typer.Argument(help="The engine's directory, not open anywhere.")],
+    directory: Annotated[Path, typer.Argument(help="The engine's directory; no process may have it open.")],
     where: Annotated[str, typer.Option("--app", help="The app: package.module:app or file.py:app.")],
-    accept_changed: Annotated[bool, typer.Option(help="Re-execute with procedures that have changed since.")] = False,
+    accept_changed: Annotated[bool, typer.Option(help="Re-execute even if procedures have changed since.")] = False,
     as_json: Json = False,
 ) -> None:
     """Run the log again from as far back as it goes and compare every table, window and emitted batch. Exit code 1: different.
@@ -335,7 +335,7 @@ def backup(
 
 @app.command()
 def restore(
-    backup: Annotated[Path, typer.Argument(help="What tidegate backup wrote.")],
+    backup: Annotated[Path, typer.Argument(help="A directory that tidegate backup wrote.")],
     target: Annotated[Path, typer.Argument(help="A new directory, to open the engine in.")],
     as_json: Json = False,
 ) -> None:

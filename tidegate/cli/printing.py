@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 console = Console()
 told = Console(stderr=True)
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text for people.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Url = Annotated[str, typer.Option("--url", envvar="TIDEGATE_URL", help="The server.")]
 TokenOption = Annotated[
     str | None,
-    typer.Option("--token", envvar="TIDEGATE_TOKEN", help="A token, if the server wants one.", show_envvar=True),
+    typer.Option("--token", envvar="TIDEGATE_TOKEN", help="A token, if the server requires one.", show_envvar=True),
 ]
 LOCAL = "http://127.0.0.1:8080"
 
@@ -42,7 +42,7 @@ def parsed(text: str, what: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise TidegateError(f"{what} is no JSON ({error}): {text[:200]!r}") from None
+        raise TidegateError(f"{what} is not JSON ({error}): {text[:200]!r}") from None
 
 
 def need_server() -> None:

@@ -14,7 +14,7 @@ from tidegate.errors import TidegateError
 
 def sql(
     target: Annotated[str, typer.Argument(help="A directory, postgresql://…, http://… or https://….")],
-    command: Annotated[str | None, typer.Option("-c", "--command", help="Run this query and end.")] = None,
+    command: Annotated[str | None, typer.Option("-c", "--command", help="Run this query and exit.")] = None,
     app: Annotated[
         str | None, typer.Option("--app", help="For a directory: the app, to replay what is not merged yet.")
     ] = None,
@@ -67,5 +67,5 @@ def _statements(text: str) -> list[str]:
 
     found = split(text)
     if not found:
-        raise TidegateError('there is nothing to run; give a query, as in -c "SELECT 1"')
+        raise TidegateError('nothing to run; give a query, as in -c "SELECT 1"')
     return found

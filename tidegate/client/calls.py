@@ -64,7 +64,7 @@ class Answer:
         try:
             return msgspec.json.decode(self.body)
         except msgspec.DecodeError:
-            raise ServerError(f"the server's answer is no JSON: {self.body[:200]!r}", status=self.status) from None
+            raise ServerError(f"the server's answer is not JSON: {self.body[:200]!r}", status=self.status) from None
 
     def error(self) -> TidegateError:
         try:

@@ -167,7 +167,7 @@ class Door:
         try:
             await asyncio.get_running_loop().connect_accepted_socket(protocol, connection, ssl=tls, **more)
         except (OSError, ssl.SSLError, TimeoutError) as error:
-            log.debug("a connection came to nothing: %s", error)
+            log.debug("a connection failed before it was served: %s", error)
 
     def _make_room(self) -> bool:
         """Show out who has been idle longest; False when nobody is."""
@@ -213,4 +213,4 @@ class Line(asyncio.StreamReaderProtocol):
         self._door.leave(self._first)
 
 
-_WHAT_NOW = {True: "the one that was idle longest is shown out", False: "who comes now waits until one is free"}
+_WHAT_NOW = {True: "the longest idle one is closed", False: "new ones wait until one is free"}

@@ -50,7 +50,7 @@ def _close_to_others(path: Path, mode: int) -> None:
         os.chmod(path, 0o700)
     except OSError as error:
         raise TidegateError(
-            f"other users of this machine can get at {path} (mode {mode:03o}), and that can't be changed from here "
+            f"other users of this machine can get at {path} (mode {mode:03o}), and tidegate can't change that "
             f"({error.strerror}). Have its owner run: chmod 700 {path}; or give the engine a directory of its own in it",
             path=path,
         ) from None

@@ -94,8 +94,8 @@ def _from_the_log(app: App, path: Path, config: Config, progress: Progress) -> E
         return Engine(app, path, config, SystemClock(), True, progress)
     except RecoveryRefused as error:
         raise RecoveryRefused(
-            f"{error}. (Verifying runs all of the log again, also what was merged long ago: it takes an app that could have "
-            f"written it.)"
+            f"{error}. (Verifying runs all of the log again, including what was merged long ago: it needs an app that "
+            "could have written it.)"
         ) from error
 
 

@@ -45,7 +45,9 @@ def in_background(
             run()
         except BaseException as error:  # sys.exit() as well: it ends this, and nothing else
             unexpected = error if isinstance(error, Exception) else TidegateError(f"{kind} {name} raised {error!r}")
-            log.exception("%s %s has stopped; it goes on where it was after the next opening", kind, name)
+            log.exception(
+                "%s %s has stopped; it continues from the same place when the engine is next opened", kind, name
+            )
         ended(unexpected)
 
     thread = threading.Thread(target=logged, name=f"tidegate-{kind}-{name}", daemon=True)

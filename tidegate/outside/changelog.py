@@ -121,11 +121,11 @@ def rebuild(
         if table not in app.tables or not any(s.changelog_of == table for s in app.streams.values()):
             known = [s.changelog_of for s in app.streams.values() if s.changelog_of]
             raise TidegateError(
-                f"rebuild: {table!r} is no table with a changelog; those are {', '.join(map(str, known))}"
+                f"rebuild: {table!r} is not a table with a changelog; those are {', '.join(map(str, known))}"
             )
     with tidegate.open(app, directory) as engine:
         if engine.sequence:
-            raise TidegateError(f"{directory} holds an engine that has worked already; rebuild into a new directory")
+            raise TidegateError(f"{directory} holds an engine that is already in use; rebuild into a new directory")
         counts = {}
         for table, found in changes.items():
             rows = [row for row in dict(found).values() if row is not None]  # the last one of a key
@@ -155,9 +155,11 @@ def changes_in_files(directory: str | Path) -> Iterator[tuple[str, str | None]]:
                 found = msgspec.json.decode(line)
                 rows.append((found["position"], found["row_key"], found["before"], found["after"], path))
             except (msgspec.DecodeError, KeyError, TypeError):
-                raise TidegateError(f"{path}, line {number}, is no change of a table: {line[:80]!r}") from None
+                raise TidegateError(f"{path}, line {number}, is not a table change: {line[:80]!r}") from None
     if not rows:
-        raise TidegateError(f"{directory} holds no changes: no *.ndjson of a FileSink that a changelog is delivered to")
+        raise TidegateError(
+            f"{directory} holds no changes: no *.ndjson files, as a FileSink writes them for a changelog"
+        )
     rows.sort(key=lambda row: row[0])
     return _checked(rows)
 
@@ -167,9 +169,9 @@ def _checked(rows: Iterable[tuple[int, str, str | None, str | None, Path]]) -> I
     for position, key, before, after, path in rows:
         if before is not None and known.get(key) != before:
             raise TidegateError(
-                f"the changelog has a gap: at position {position} the row {key} changes from {before}, which no change before it "
-                f"says ({path}). Files are missing, or its delivery began with snapshot=False. Deliver it anew, under another "
-                f"name and into an empty directory: it then begins with all rows"
+                f"the changelog has a gap: at position {position} the row {key} changes from {before}, which no "
+                f"change before it says ({path}). Files are missing, or its delivery began with snapshot=False. "
+                "Deliver it again, under another name and into an empty directory: it then begins with all rows"
             )
         known[key] = after
         yield key, after

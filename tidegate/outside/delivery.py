@@ -179,7 +179,9 @@ class Delivery:
         batches: list[Batch] = []
         with self._sending:
             if self._stop.is_set():
-                raise EngineClosed(f"delivery {self.name} is closed; what waits is delivered after the next opening")
+                raise EngineClosed(
+                    f"delivery {self.name} is closed; waiting batches are delivered when the engine is next opened"
+                )
             try:
                 batches = self._subscription.take(1 if self._singly else min(limit, self.sink.at_once))
                 if batches:
@@ -301,11 +303,13 @@ def start_delivery(
         )
     if name in engine.outbox.deliveries:
         raise TidegateError(
-            f"delivery {name!r} is at work already; deliver({stream!r}, …, name=…) takes another name",
+            f"delivery {name!r} is already running; deliver({stream!r}, …, name=…) takes another name",
             sink=name,
         )
     if type(sink.at_once) is not int or sink.at_once < 1:
-        raise TidegateError(f"a sink takes at least one batch at once, this one {sink.at_once!r}", sink=name)
+        raise TidegateError(
+            f"a sink must take at least one batch at a time, this one takes {sink.at_once!r}", sink=name
+        )
     if tries is not None and (type(tries) is not int or tries < 1):
         raise TidegateError(
             f"deliver({stream!r}, …, tries=…) takes a positive whole number or None, got {tries!r}", sink=name

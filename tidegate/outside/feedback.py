@@ -20,8 +20,8 @@ def check_acyclic(engine: Engine, stream: str, sink: Any) -> None:
     path = None if border is None else _way(engine, [stream, border])
     if path is not None:
         raise DeclarationError(
-            f"delivering {stream} to {border} closes a cycle: {' → '.join(path)}. Each change would cause another one. Let "
-            f"what follows {stream} write to a table of its own",
+            f"delivering {stream} to {border} closes a cycle: {' → '.join(path)}. Each change would cause another "
+            f"one. Have whatever follows {stream} write to a table of its own",
             stream=stream,
             cycle=path,
         )
@@ -36,8 +36,8 @@ def check_ordered(engine: Engine, stream: str, sink: Any) -> None:
     if border is not None and border.key is None and keyed:
         why = f"{stream} is keyed" if table is None else f"{table} is partitioned"
         raise DeclarationError(
-            f"{border.name} has no key, so its batch-ids ascend; those of {stream} ascend for every key alone, because {why}. "
-            f"Declare {border.name} with key={'the same column' if table is None else repr('row_key')}",
+            f"{border.name} has no key, so its batch-ids ascend; those of {stream} ascend only within each key, "
+            f"because {why}. Declare {border.name} with key={'the same column' if table is None else repr('row_key')}",
             stream=stream,
         )
 

@@ -148,7 +148,9 @@ class Ingestion:
     def _take(self, timeout_s: float) -> int | None:
         """Poll, put, tell: the whole protocol. None when there is nothing now."""
         if self._stop.is_set():
-            raise EngineClosed(f"ingestion {self.name} is closed; it goes on where it was after the next opening")
+            raise EngineClosed(
+                f"ingestion {self.name} is closed; it continues from the same place when the engine is next opened"
+            )
         try:
             self.open()
             if self._chunk is None:
@@ -208,8 +210,9 @@ class Ingestion:
         if not self._target.has(REJECTED):
             first = malformed[0]
             raise SourceError(
-                f"{self.name}: {first.place} is no row of {self.stream}: {first.reason}. It was {first.record[:200]!r}. "
-                f"To have such records put aside, declare where: tidegate.rejects.declare_rejected(app)",
+                f"{self.name}: {first.place} is not a row of {self.stream}: {first.reason}. It was "
+                f"{first.record[:200]!r}. To set such records aside instead, declare a table for them: "
+                "tidegate.rejects.declare_rejected(app)",
                 source=self.name,
                 stream=self.stream,
                 fatal=True,
@@ -302,7 +305,7 @@ def _register(engine: Engine, ingestion: Ingestion) -> None:
         known = engine.ingestions.get(ingestion.name)
         if known is not None and known.at_work:
             raise TidegateError(
-                f"ingestion {ingestion.name!r} is at work already; ingest(…, name=…) takes another name",
+                f"ingestion {ingestion.name!r} is already running; ingest(…, name=…) takes another name",
                 source=ingestion.name,
             )
         engine.ingestions[ingestion.name] = ingestion

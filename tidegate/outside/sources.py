@@ -36,7 +36,7 @@ class Chunk:
 def check_name(what: str, name: Any) -> None:
     """Refuse a name under which nothing could be remembered."""
     if not isinstance(name, str) or not name or text_of(name) != name:
-        raise DataError(f"{what} is a text of at least one character, without halves of surrogate pairs; got {name!r}")
+        raise DataError(f"{what} must be non-empty text without halves of surrogate pairs; got {name!r}")
 
 
 def check_place(source: str | None = None, offset: Any = None, **_: Any) -> None:

@@ -150,7 +150,7 @@ class Guard:
                 what = kind.removesuffix("_NODE").replace("_", " ")
                 raise QueryRefused(f"{what} inside a query: SQL from outside only reads", sqlstate="25006", sql=sql)
             if "sample" in node and not kind.endswith("_NODE") and kind not in SOURCES:
-                raise QueryRefused(f"{kind} is no source that can be queried here", sqlstate="0A000", sql=sql)
+                raise QueryRefused(f"{kind} is not a source that can be queried here", sqlstate="0A000", sql=sql)
             if kind == "BASE_TABLE":
                 self._relation(node, ctes, own, reading, sql)
             elif kind == "SHOW_REF" and not node.get("query"):

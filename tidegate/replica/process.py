@@ -58,7 +58,8 @@ class ReplicaProcess:
         self.limits = limits if limits is not None else Limits()
         if pg_port is not None and passwords is None and not _is_loopback(pg_host):
             raise TidegateError(
-                f"the SQL endpoint would listen on {pg_host} for everybody; give passwords (or tokens), or listen on 127.0.0.1"
+                f"the SQL endpoint would be open to everyone who reaches {pg_host}; give passwords (or tokens), or "
+                "listen on 127.0.0.1"
             )
         self._engine = engine
         self._pg = None if pg_port is None else (pg_host, pg_port)
@@ -89,7 +90,7 @@ class ReplicaProcess:
     def start(self, timeout_s: float = START_S) -> ReplicaProcess:
         """Start it; returns when it has its copy and answers."""
         if self._supervisor is not None:
-            raise TidegateError("the replica is running already")
+            raise TidegateError("the replica is already running")
         self._engine.check_open()
         self._folder = tempfile.TemporaryDirectory(prefix="tidegate-replica-")
         local = socket.socket(socket.AF_UNIX)
@@ -193,7 +194,8 @@ class ReplicaProcess:
         request = _request(sql, parameters, row_limit, timeout_s, as_of, user, tables)
         if self._asking[user] >= self.limits.waiting:
             raise QueryFailed(
-                f"{user!r} has {self.limits.waiting} queries at work or waiting, which is the limit; ask when one is done",
+                f"{user!r} has {self.limits.waiting} queries running or waiting, which is the limit; try again when "
+                "one is done",
                 sqlstate="53400",
             )
         self._asking[user] += 1
@@ -309,7 +311,7 @@ class ReplicaProcess:
     def _no_answer(self) -> QueryFailed:
         trouble = None if self._supervisor is None else self._supervisor.last_trouble
         why = f" ({trouble})" if trouble else ""
-        return QueryFailed(f"the query replica ended before it had answered{why}; ask again", sqlstate=RESTARTED)
+        return QueryFailed(f"the query replica ended before it answered{why}; ask again", sqlstate=RESTARTED)
 
 
 def _request(

@@ -83,7 +83,7 @@ class Query:
                 self.position = state.position
             self._relation = self._cursor.sql(prepared.sql, params=self._parameters or None)
             if self._relation is None:
-                raise QueryRefused("this statement has no rows to answer", sqlstate="0A000")
+                raise QueryRefused("this statement returns no rows", sqlstate="0A000")
             self.columns, self.types = list(self._relation.columns), types_of(self._relation)
         return self
 

@@ -102,7 +102,7 @@ class Child:
         except OSError as error:
             self._cut_off = True
             if not self._closing:
-                log.warning("the replica takes nothing any more (%s)", error)
+                log.warning("the replica no longer accepts data (%s)", error)
                 self.process.kill()
 
     def _next(self) -> bool:
@@ -174,7 +174,7 @@ class Child:
             self._farewell_s = HURRY_S
             return f"its queries took more memory than allowed ({used:.0f} of {limits.memory_mb} MB)"
         if (overdue := self.alive.get("overdue_s", 0.0)) > limits.grace_s:
-            return f"a query went on {overdue:.1f} s after it was told to stop"
+            return f"a query kept running {overdue:.1f} s after it was told to stop"
         silence = time.monotonic() - self.heard_at
         if silence > (SILENCE_S if self.ready.is_set() else STARTING_S):
             return f"it did not answer for {silence:.0f} s"
@@ -249,7 +249,7 @@ class Supervisor:
                 self._changed.notify_all()
             trouble = self._watch(child)
             if trouble is not None:
-                log.warning("the query replica is restarted: %s", trouble)
+                log.warning("restarting the query replica: %s", trouble)
                 self.last_trouble = trouble
             child.end(f"the query replica is restarted: {trouble}" if trouble else "the server is shutting down")
             lived_s = time.monotonic() - child.started_at

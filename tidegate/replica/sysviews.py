@@ -37,7 +37,7 @@ class SystemViews:
             await asyncio.wait_for(asyncio.shield(self._asking), PATIENCE_S)
         except TimeoutError:
             raise QueryFailed(
-                "the engine did not answer in time what its system views show; it may be busy. Ask again",
+                "the engine did not answer in time for its system views; it may be busy. Ask again",
                 sqlstate="57014",
             ) from None
 

@@ -176,7 +176,7 @@ class Shell:
             case [".timer", "on" | "off" as state]:
                 self._timer = state == "on"
             case _:
-                self._console.print(f"[red]error:[/] {_escaped(' '.join(words))} is no command; .help lists them")
+                self._console.print(f"[red]error:[/] {_escaped(' '.join(words))} is not a command; .help lists them")
         return True
 
     def _describe(self, names: list[str]) -> None:

@@ -85,7 +85,7 @@ class _Accepted:
 
 
 def _never(_: Ticket, _timeout_s: float | None) -> None:
-    raise AssertionError("tickets of a history are not waited for")
+    raise AssertionError("tickets in a history can't be waited for")
 
 
 _TELLER = Teller(_never)

@@ -246,7 +246,7 @@ class Child:
             self._idle()
             if time.monotonic() > give_up:
                 told = "; ".join(f"{e} {e.reason}" for e in self.engine.scheduler.waiting())
-                raise TidegateError(f"the workload does not come to an end: {told}")
+                raise TidegateError(f"the workload does not finish: {told}")
 
     def _idle(self) -> None:
         self.engine.run_until_idle()

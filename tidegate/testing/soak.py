@@ -220,10 +220,10 @@ class Soak:
     def _wait_for_url(self, child: subprocess.Popen[bytes]) -> None:
         assert child.stdout is not None
         if not select.select([child.stdout], [], [], START_S)[0]:
-            raise self._stuck(child, f"a life did not begin to serve in {START_S:g} s")
+            raise self._stuck(child, f"a life did not start serving within {START_S:g} s")
         url = child.stdout.readline().decode().strip()
         if not url:
-            raise TidegateError(f"a life could not begin (exit code {child.wait()}); see {self._place / 'server.log'}")
+            raise TidegateError(f"a life could not start (exit code {child.wait()}); see {self._place / 'server.log'}")
         self._watch.begin(time.monotonic())
         if self._clients is None:
             self._port = int(url.rpartition(":")[2])
@@ -239,7 +239,7 @@ class Soak:
             raise TidegateError("; ".join(failures[:5]))
         if child.poll() is not None:
             raise TidegateError(
-                f"a life ended by itself with exit code {child.returncode}; see {self._place / 'server.log'}"
+                f"a life ended on its own with exit code {child.returncode}; see {self._place / 'server.log'}"
             )
         stuck = self._watch.look(time.monotonic(), {**self._facts.beats, **({} if clients is None else clients.beats)})
         if stuck:
@@ -252,7 +252,7 @@ class Soak:
         try:
             code = child.wait(STUCK_S)
         except subprocess.TimeoutExpired:
-            raise self._stuck(child, f"SIGTERM did not end a life in {STUCK_S:g} s") from None
+            raise self._stuck(child, f"SIGTERM did not end a life within {STUCK_S:g} s") from None
         self._facts.read()
         _kill(child)
         if code != 0 or not self._facts.closed:

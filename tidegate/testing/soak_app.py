@@ -29,7 +29,7 @@ SUBSCRIBERS = {
     "remote": "handled",
 }  # durable ones, and what they follow
 NOBODY = "nobody"
-REFUSED = "a deposit is more than nothing"  # the one reason for which anything may be undone
+REFUSED = "a deposit must be more than nothing"  # the one reason for which anything may be undone
 
 # queries that must not find a row, whenever they are asked
 NEVER = (

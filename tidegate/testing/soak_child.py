@@ -172,7 +172,7 @@ class Workers:
                 raise
             self.counts["aborts"] += 1
         else:
-            raise AssertionError("a deposit of nothing was taken")
+            raise AssertionError("a deposit of nothing was accepted")
 
     def answer(self, chance: random.Random) -> None:
         """Somebody who decides; some questions are left to others, or to the deadline."""

@@ -77,7 +77,7 @@ def _settled(engine: Engine) -> list[str]:
         engine.tick()
         time.sleep(0.02)
         if time.monotonic() > ends:
-            return [f"does not come to an end: {e} {e.reason}" for e in list(engine.scheduler.waiting())[:SHOWN]]
+            return [f"does not finish: {e} {e.reason}" for e in list(engine.scheduler.waiting())[:SHOWN]]
     return []
 
 

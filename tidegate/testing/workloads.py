@@ -323,7 +323,7 @@ def load_subject(address: str) -> Subject:
         made: list[Step] = []
         for item in inputs:
             if isinstance(item, Push) and item.batch_id is None:
-                raise TidegateError(f"crash_workload: {item} needs a batch-id, or nobody can tell whether it was lost")
+                raise TidegateError(f"crash_workload: {item} needs a batch-id, otherwise a loss can't be detected")
             made.append(item)
             if chance.random() < 0.05:
                 made.append(Checkpoint(generation=chance.random() < 0.5))

@@ -195,7 +195,8 @@ class Sum(Aggregate):
     def _fitting(self, total: Any) -> Any:
         if isinstance(total, int) and not -(2**63) <= total < 2**63:
             raise DataError(
-                f"{self!r} is {total}, too large for a BIGINT; make the stream's column a DOUBLE, or add up smaller units",
+                f"{self!r} is {total}, too large for a BIGINT; make the stream's column a DOUBLE, or sum in a larger "
+                "unit",
                 column=self.column,
             )
         return total

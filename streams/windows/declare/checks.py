@@ -25,8 +25,8 @@ def check_columns(spec: WindowSpec, relation: Relation, what: str) -> None:
         kind = relation.column(name).type
         if not kind.hashable_key:
             raise DeclarationError(
-                f"{what}: by names {name}, which is {kind}; whether two of its values are the same is not clear enough to group "
-                f"by. Emit a whole number or a text instead"
+                f"{what}: by names {name}, which is {kind}; equality of its values is not well enough defined to "
+                "group by. Emit a whole number or text instead"
             )
     if spec.on is None:
         return

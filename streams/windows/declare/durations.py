@@ -39,7 +39,7 @@ def microseconds(given: str | dt.timedelta) -> int:
         place = match.end()
     if place != len(given) or not given.strip():
         raise DeclarationError(
-            f"{given!r} is no length of time; write for example '10s', '250ms', '1m 30s' or a timedelta"
+            f"{given!r} is not a length of time; write for example '10s', '250ms', '1m 30s' or a timedelta"
         )
     return round(total)
 

@@ -119,8 +119,8 @@ class Aggregates(Function):
         for name, aggregate in named.items():
             if not isinstance(aggregate, Aggregate):
                 raise DeclarationError(
-                    f"compute= gives {aggregate!r} for {name!r}, which is no aggregate; take one from tidegate.windows, "
-                    f"or give a function with whole(), decomposed() or incremental()"
+                    f"compute= gives {aggregate!r} for {name!r}, which is not an aggregate; take one from "
+                    "tidegate.windows, or give a function with whole(), decomposed() or incremental()"
                 )
         self.named = dict(named)
         self.by = by

@@ -174,7 +174,9 @@ def join(
     wait = 0 if delay is None else lengths.of("delay", delay, low=0)
     if mode == "best_effort":
         if idle is not None:
-            raise DeclarationError(f"{what}: with mode='best_effort' nobody waits for a silent stream; leave out idle=")
+            raise DeclarationError(
+                f"{what}: with mode='best_effort' no side waits for a silent stream; leave out idle="
+            )
         if how != "inner" and time is not None:
             raise DeclarationError(
                 f"{what}: with mode='best_effort', how={how!r} needs within=; in windows only mode='coordinated' can tell "

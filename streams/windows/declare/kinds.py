@@ -315,7 +315,7 @@ def _range_and_slide(
     interval, every = lengths.of("landmark", size), lengths.of("slide", step)
     if interval % every:
         raise DeclarationError(
-            f"{what}: landmark={size!r} is no multiple of slide={step!r}: it would begin anew inside a slide"
+            f"{what}: landmark={size!r} is not a multiple of slide={step!r}: it would restart inside a slide"
         )
     return "landmark", interval, every
 
@@ -344,7 +344,7 @@ def _refuse_contradictions(spec: WindowSpec) -> None:
         raise DeclarationError(f"{what}: delta= needs on=, the column whose difference counts")
     if spec.kind == "batches" and spec.on is not None:
         raise DeclarationError(
-            f"{what}: windows of whole batches follow arrival, not the time in a column; leave out on="
+            f"{what}: windows of whole batches follow the order of arrival, not the time in a column; leave out on="
         )
     if len(set(spec.by)) < len(spec.by):
         raise DeclarationError(f"{what}: by= names a column twice: {', '.join(spec.by)}")
@@ -356,11 +356,12 @@ def _refuse_contradictions(spec: WindowSpec) -> None:
                 raise DeclarationError(f"{what}: {name}= is about event time; name its column with on=")
     if spec.idle_us is not None and spec.source is None:
         raise DeclarationError(
-            f"{what}: idle= says when a source no longer holds the watermark; name the column with source="
+            f"{what}: idle= says when a source no longer holds back the watermark; name the column with source="
         )
     if spec.by_time and spec.on is None and not spec.timed:
         raise DeclarationError(
-            f"{what}: without on= time is when the batch came in; give lengths of time ('10s') or name an integer column with on="
+            f"{what}: without on=, time is when the batch was accepted; give lengths of time ('10s') or name an "
+            "integer column with on="
         )
 
 

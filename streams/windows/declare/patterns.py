@@ -72,8 +72,8 @@ class _Inner(Pattern):
     def __post_init__(self) -> None:
         if isinstance(self.workers, Pattern):
             raise DeclarationError(
-                f"{type(self).__name__}({self.workers}) is no nesting there is: a pattern goes into KeyFarm or WindowFarm, "
-                f"for example KeyFarm({type(self).__name__}(workers=2), workers=2)"
+                f"{type(self).__name__}({self.workers}) is not a possible nesting: a pattern goes into KeyFarm or "
+                f"WindowFarm, for example KeyFarm({type(self).__name__}(workers=2), workers=2)"
             )
         _positive(self, self.workers)
 
@@ -109,7 +109,7 @@ class _Farm(Pattern):
                 if isinstance(self.inner, Sequential)
                 else f"inside {name} there can be PaneFarm or WindowMapReduce"
             )
-            raise DeclarationError(f"{name}({self.inner}) is no nesting there is; {remedy}")
+            raise DeclarationError(f"{name}({self.inner}) is not a possible nesting; {remedy}")
         _positive(self, self.workers)
 
     def __repr__(self) -> str:
@@ -169,7 +169,7 @@ def check(pattern: Pattern, spec: WindowSpec, function: Function, keyed: bool = 
         )
     if isinstance(pattern, KeyFarm) and not spec.by and not keyed:
         raise DeclarationError(
-            f"{what} divides by key, but there is none; name its columns with by=, or take WindowFarm"
+            f"{what} divides by key, but there is none; name the key columns with by=, or use WindowFarm"
         )
     if isinstance(pattern.core, (PaneFarm, WindowMapReduce)) and not function.decomposable:
         raise DeclarationError(
@@ -178,11 +178,11 @@ def check(pattern: Pattern, spec: WindowSpec, function: Function, keyed: bool = 
         )
     if isinstance(pattern.core, PaneFarm) and not has_panes(spec):
         raise DeclarationError(
-            f"{what} needs panes, but where a {kind} window begins depends on its rows, so there are none; take WindowMapReduce, "
-            f"or a window by count, batches, time or landmark"
+            f"{what} needs panes, but where a {kind} window begins depends on its rows, so there are none; use "
+            "WindowMapReduce, or a window by count, batches, time or landmark"
         )
     if pattern.active and not has_panes(spec):
         raise DeclarationError(
             f"{what} gives rows to workers as they arrive, but which windows a row of a {kind} window is in is known only "
-            f"later; leave out active=True: then whoever is free gets whole windows"
+            f"later; leave out active=True: then any free worker gets whole windows"
         )

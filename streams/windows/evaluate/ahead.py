@@ -208,7 +208,7 @@ class LookAhead:
         try:
             steps.append(self.chains[coming.key].foresee(coming))
         except Exception as error:  # a row that is late, a predicate that raises: its own transaction deals with it
-            log.info("a batch of %s can't be foreseen: %r", self.plan.spec.stream, error)
+            log.info("can't look ahead to a batch of %s: %r", self.plan.spec.stream, error)
             coming.alone = True
             self.pending[id(coming.rows)] = coming
             return False
@@ -238,7 +238,7 @@ class LookAhead:
             self.evaluations += 1
             self.foreseen += len(group.steps)
         except Exception as error:  # of which batch, and whether at all, is seen when its turn comes
-            log.info("looking ahead failed, each batch is evaluated in its turn: %r", error)
+            log.info("looking ahead failed; each batch is evaluated in its turn: %r", error)
         finally:
             with self.lock:
                 for step in group.steps:

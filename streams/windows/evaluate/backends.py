@@ -37,7 +37,7 @@ class Evaluation:
         if plan.backend is shared_backend() or plan.vectorised or self.look_ahead == 1:
             return None
         if not known:
-            plan.ahead = f"none: batches of {plan.spec.stream} are known only when their turn has come"
+            plan.ahead = f"none: batches of {plan.spec.stream} are known only when it is their turn"
             return None
         return LookAhead(plan, lambda: open_state(plan.spec, relation, plan), self.look_ahead, self.background)
 

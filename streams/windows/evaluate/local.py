@@ -158,7 +158,7 @@ class LocalBackend:
             if reply.refused is not None:
                 self.refuse(work, reply.refused)
             elif reply.raised is not None:
-                log.info("%r raised in a worker process and is tried in this one: %s", work.function, reply.raised)
+                log.info("%r raised in a worker process; trying it in this one: %s", work.function, reply.raised)
             outcomes.append(carry_out(task, reply.results))
         return outcomes
 

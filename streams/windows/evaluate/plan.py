@@ -125,7 +125,7 @@ class Plan:
         return DeclarationError(
             f"{self.function!r} over {self.spec.stream} returned {wrong} for a pane, which can't be kept in a checkpoint. Return "
             f"numbers, text, bytes, dates, decimals, rows, numpy arrays, or lists, tuples, sets, dicts and Counters of them "
-            f"for a pane, and make anything else of those in combine",
+            f"for a pane, and build anything else from those in combine",
             stream=self.spec.stream,
         )
 
@@ -325,9 +325,9 @@ class Plan:
         per_window = None if self.pane is None else self.spec.size // self.pane
         how = ""
         if isinstance(pattern, KeyFarm):
-            how = ", each key to its worker" if pattern.active else ", by key to whoever is free"
+            how = ", each key to its worker" if pattern.active else ", by key to any free worker"
         elif isinstance(pattern, WindowFarm):
-            how = f", window w to w mod {pattern.workers}" if pattern.active else ", to whoever is free"
+            how = f", window w to w mod {pattern.workers}" if pattern.active else ", to any free worker"
         if isinstance(core, WindowMapReduce):
             parts = f"panes of {pane}" if self.pane else f"parts of {PART_ROWS:,} rows"
             stages = [

@@ -39,9 +39,9 @@ def unstorable(value: Any, relation: Relation, depth: int = 0) -> str | None:
     if kind in PLAIN:
         return None
     if kind is str:
-        return None if _is_unicode(value) else f"text that is no Unicode ({value[:40]!r})"
+        return None if _is_unicode(value) else f"text that is not valid Unicode ({value[:40]!r})"
     if depth > DEEPEST:
-        return f"containers that lie more than {DEEPEST} deep in one another"
+        return f"containers nested more than {DEEPEST} levels deep"
     inside: Iterable[Any]
     if isinstance(value, np.generic) or kind is np.ndarray:
         if not value.dtype.hasobject:

@@ -116,7 +116,7 @@ def test_a_version_that_somebody_may_still_read_and_that_is_gone(positions: Any,
 def test_a_version_that_nobody_may_read_and_that_is_kept(positions: Any, commits: Any) -> None:
     table = with_chains()
     table.check(positions, commits)
-    with pytest.raises(CorruptionError, match="kept that nobody may read"):
+    with pytest.raises(CorruptionError, match="kept that no reader can reach"):
         table.check(positions, commits, trimmed=True)
     table.trim(positions, commits)
     table.check(positions, commits, trimmed=True)

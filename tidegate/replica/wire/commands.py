@@ -104,7 +104,7 @@ def command(sql: str, settings: Settings, status: str) -> Command | None:  # noq
     return _copy(sql) if first == "copy" else None
 
 
-_NO_SNAPSHOT = "this session is read-only; every statement sees the newest merged state, in a transaction block too"
+_NO_SNAPSHOT = "this session is read-only; every statement sees the newest merged state, even in a transaction block"
 
 
 def _setting(first: str, words: list[str], sql: str, settings: Settings) -> Answer:
@@ -126,7 +126,7 @@ def _setting(first: str, words: list[str], sql: str, settings: Settings) -> Answ
 def _declare(sql: str) -> Declare:
     match = _CURSOR.fullmatch(sql)
     if match is None:
-        raise QueryFailed("DECLARE is understood as DECLARE name CURSOR FOR SELECT …", sqlstate="42601")
+        raise QueryFailed("DECLARE is supported only as DECLARE name CURSOR FOR SELECT …", sqlstate="42601")
     options = match["options"].lower().split()
     if "scroll" in options and "no" not in options:
         raise QueryRefused("cursors only go forward; declare it NO SCROLL", sqlstate="0A000")
@@ -136,7 +136,7 @@ def _declare(sql: str) -> Declare:
 def _fetch(sql: str, move: bool) -> Fetch:
     match = _FETCH.fullmatch(sql)
     if match is None:
-        raise QueryFailed("FETCH is understood as FETCH [FORWARD] [n | ALL] FROM cursor", sqlstate="42601")
+        raise QueryFailed("FETCH is supported only as FETCH [FORWARD] [n | ALL] FROM cursor", sqlstate="42601")
     way, count = (match["way"] or "").lower(), (match["count"] or "").lower()
     if way in ("absolute", "backward", "prior", "last", "relative", "first") or count.startswith("-"):
         raise QueryRefused("cursors only go forward", sqlstate="0A000")

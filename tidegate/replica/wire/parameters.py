@@ -36,7 +36,7 @@ def decoded(data: bytes | None, oid: int, binary: bool) -> Any:
         return _binary(data, oid) if binary else _text(data.decode(), oid)
     except (ValueError, struct.error, InvalidOperation, OverflowError, IndexError):
         kind = BY_OID.get(oid) or f"type {oid}"
-        raise QueryFailed(f"a parameter is no valid {kind}: {data[:50]!r}", sqlstate="22P02") from None
+        raise QueryFailed(f"a parameter is not a valid {kind}: {data[:50]!r}", sqlstate="22P02") from None
 
 
 def _text(value: str, oid: int) -> Any:
@@ -100,7 +100,7 @@ def _binary(data: bytes, oid: int) -> Any:
     if name == "jsonb":
         return data[1:].decode()
     if name is None:
-        raise QueryFailed(f"parameters of type {oid} are not known here; send them as text", sqlstate="0A000")
+        raise QueryFailed(f"parameters of type {oid} are not supported here; send them as text", sqlstate="0A000")
     return data.decode()
 
 

@@ -85,7 +85,7 @@ class Exchange:
         except (binascii.Error, ValueError):
             raise Refused("not a SCRAM message") from None
         if fields.get("r") != self._nonce or header != self._header or len(proof) != 32:
-            raise Refused("the login does not fit its beginning")
+            raise Refused("the final login message does not match the first one")
         said = f"{self._transcript},{without_proof}".encode()
         stored = base64.b64decode(self._verifier.stored_key)
         signature = hmac.digest(stored, said, "sha256")

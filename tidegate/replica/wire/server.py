@@ -84,7 +84,7 @@ class PostgresServer:
             async with asyncio.timeout(self._limits.login_s):
                 entered = await self._login(reader, writer)
             if entered is not None and not self._has_room():
-                told = f"too many connections, at most {self._limits.connections}, and all are at work; try again later"
+                told = f"too many connections, at most {self._limits.connections}, and all are busy; try again later"
                 writer.write(m.error(told, "53300", "FATAL"))
             elif entered is not None:
                 stays()
@@ -151,7 +151,7 @@ class PostgresServer:
         self, code: int, fields: m.Fields, secure: bool, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> tuple[Asker, Settings] | None:
         if code >> 16 != 3:
-            raise m.Malformed(f"protocol {code >> 16}.{code & 0xFFFF} is not spoken here, 3.0 is")
+            raise m.Malformed(f"protocol {code >> 16}.{code & 0xFFFF} is not supported here; use 3.0")
         options: dict[str, str] = {}
         while name := fields.string():
             options[name] = fields.string()

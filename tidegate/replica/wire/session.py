@@ -93,7 +93,7 @@ class Session:
         if tag == b"H":
             return
         if tag not in handlers:
-            raise m.Malformed(f"message {tag!r} is not known in this place")
+            raise m.Malformed(f"message {tag!r} is not expected here")
         try:
             await handlers[tag](m.Fields(body))
         except (QueryFailed, QueryRefused) as error:

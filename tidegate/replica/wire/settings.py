@@ -99,7 +99,7 @@ class Settings:
             if key in FIXED and value.lower() == FIXED[key]:
                 return ""
             raise QueryRefused(
-                f"{name} can't be set here: a session may change only what concerns the client ({', '.join(CHANGEABLE)})",
+                f"{name} can't be set here: a session may change only client settings ({', '.join(CHANGEABLE)})",
                 sqlstate="42501",
             )
         if key in _ONLY and value.lower() not in _ONLY[key]:
@@ -137,7 +137,7 @@ def duration_s(value: str) -> float:
     """``"5s"``, ``"1min"``, ``"250"`` (milliseconds) in seconds."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(us|ms|s|min|h|d|)", value.strip().lower())
     if match is None:
-        raise QueryFailed(f"{value!r} is no duration; write 5000, '5s' or '1min'", sqlstate="22023")
+        raise QueryFailed(f"{value!r} is not a duration; write 5000, '5s' or '1min'", sqlstate="22023")
     return float(match[1]) * _UNITS[match[2]]
 
 
