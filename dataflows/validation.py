@@ -1,4 +1,5 @@
-"""Mistakes in the declaration of one procedure, found at once and named. Rules of the whole graph are in ``graph``."""
+"""Mistakes in the declaration of one procedure, found immediately and named. Rules of the whole graph are in
+``graph``."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ def unknown(where: str, kind: str, name: object, known: Iterable[str]) -> Declar
 
 
 def not_callable(name: str, procedures: Mapping[str, Procedure], oltp: Iterable[str]) -> TidegateError:
-    """The error for a call of what can't be called: a streaming procedure, or none at all."""
+    """The error for a call of something that can't be called: a streaming procedure, or an unknown name."""
     if name in procedures:
         return TidegateError(
             f"{name} is a streaming procedure: batches start it, on {', '.join(procedures[name].inputs)}; push there "

@@ -147,9 +147,7 @@ def check_scope(holder: Token | None, path: str, parameters: Mapping[str, str]) 
         if parameter in IN_PATHS:
             holder.check(IN_PATHS[parameter], name)
     if path in WHOLE and holder.tables is not None:
-        raise NotAllowed(
-            f"{path} shows rows of all streams and tables, and {holder.name!r} may see only some of them"
-        )
+        raise NotAllowed(f"{path} shows rows of all streams and tables, and {holder.name!r} may see only some of them")
 
 
 def holder_of(request: HTTPConnection) -> Token:

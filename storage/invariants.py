@@ -1,6 +1,7 @@
-"""What must hold of a table in memory, whatever is committed, read in, trimmed, merged and evicted: ``VersionedTable.check``.
+"""What must hold for a table in memory, whatever is committed, loaded, trimmed, merged and evicted:
+``VersionedTable.check``.
 
-It costs a walk through the whole table. The simulation and tests ask after every step; an engine never does.
+It costs a walk through the whole table. The simulation and tests call it after every step; an engine never does.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def broken(table: VersionedTable) -> Iterator[str]:
-    """What is wrong with the table, whoever reads it."""
+    """What is wrong with the table, regardless of its readers."""
     yield from _rows(table)
     yield from _chains(table)
     yield from _indexes(table)
@@ -26,7 +27,8 @@ def broken(table: VersionedTable) -> Iterator[str]:
 
 
 def check_readers(table: VersionedTable, positions: Sequence[Position], commits: Sequence[int]) -> None:
-    """Raise CorruptionError unless all is there that executions at these positions, and readers of these commits, may read."""
+    """Raise CorruptionError unless everything is there that executions at these positions and readers of these commits
+    may read."""
     position, commit = table.settled
     for at in positions:
         if at <= position:
@@ -102,7 +104,7 @@ def _indexes(table: VersionedTable) -> Iterator[str]:
 
 
 def _merge(table: VersionedTable, merge: TableMerge) -> Iterator[str]:
-    aside = merge.aside  # looked at once: the merge may end it at any moment
+    aside = merge.aside  # read once: the merge may end it at any moment
     for key in merge.changed:
         if key not in table.rows:
             yield f"key {key!r} is being merged, and its row is not in memory"

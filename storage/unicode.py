@@ -1,4 +1,4 @@
-"""Text that can be stored: everything but halves of surrogate pairs, which some JSON brings in."""
+"""Text that can be stored: everything but halves of surrogate pairs, which some JSON contains."""
 
 from __future__ import annotations
 

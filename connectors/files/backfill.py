@@ -1,12 +1,13 @@
-"""Backfill: a large history, in files, through a border stream in order, as if it had just come in.
+"""Backfill: feed a large history from files through a border stream, in order, as if it had just arrived.
 
-Spark reads and sorts the files, on as many machines as it has; the rows come here partition by partition and are fed in
-batches, each a transaction. With ``backend="spark"`` the windows of the batches that are read ahead are evaluated there, too.
+Spark reads and sorts the files, on as many machines as it has; the rows arrive here partition by partition and are fed
+in batches, each a transaction. With ``backend="spark"`` the windows of the batches that are read ahead are evaluated on
+Spark, too.
 
-Where the history stands is recorded with every chunk of batches, in one record of the log, so a backfill that was killed goes
-on with the row after the last one that is in. The place is the value of the first order column and how many rows with that
-value are in: on resuming, Spark reads from that value on, and the first so many rows are skipped. The order is total (all
-columns break ties), so they are the same.
+The position in the history is stored with every chunk of batches, in the same log record, so a backfill that was killed
+continues with the row after the last one fed. The position is the value of the first order column and the number of
+rows with that value that were fed: on resuming, Spark reads from that value on and that many rows are skipped. The
+order is total (all columns break ties), so they are the same rows.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ if TYPE_CHECKING:
 
 EPOCH = dt.datetime(1970, 1, 1)
 MOMENTS = ("timestamp", "timestamp_ntz")
-CHUNK_ROWS = 50_000  # fed at once, as one record in the log, at most
+CHUNK_ROWS = 50_000  # at most, fed at once as one log record
 FORMATS = ("parquet", "csv", "json")
-Progress = Callable[[int, int], None]  # rows that are in, rows in all
+Progress = Callable[[int, int], None]  # rows fed so far, rows in total
 
 
 @dataclass(frozen=True)
 class Backfilled:
-    """What a backfill did. ``resumed_at``: rows that were in before."""
+    """What a backfill did. ``resumed_at``: rows that earlier runs had fed."""
 
     stream: str
     source: str
@@ -60,7 +61,7 @@ class Place:
         self.rows, self.key, self.ties = int(known["rows"]), known["key"], int(known["ties"])
 
     def advance(self, keys: Iterable[Any]) -> dict[str, Any]:
-        """The position when rows with these keys are in, too."""
+        """The position after rows with these keys are fed, too."""
         for value in keys:
             key = None if value is None else _text(value)
             self.ties = self.ties + 1 if key == self.key else 1
@@ -90,7 +91,7 @@ def backfill(
 ) -> Backfilled:
     """Feed the rows of ``files`` to a border stream, ``size`` to a batch, in the order of the columns ``order_by``.
 
-    ``source``: the name under which the engine remembers how far it is (default: ``backfill:`` and the stream).
+    ``source``: the name under which the engine stores the position (default: ``backfill:`` and the stream).
     ``progress(done, total)`` is called after every chunk.
     """
     relation = engine.intake.border(stream).relation
@@ -114,7 +115,7 @@ def backfill(
 
 @contextmanager
 def _reading(files: Sequence[str | Path]) -> Iterator[None]:
-    """What Spark can't read is an error of the data, told in one line."""
+    """Reports what Spark can't read as a data error of one line."""
     from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
 
@@ -129,7 +130,7 @@ def _reading(files: Sequence[str | Path]) -> Iterator[None]:
 
 
 def _counted(frame: DataFrame, relation: Relation) -> int:
-    """How many rows there are. What no row may lack is looked for now, before the first one goes in."""
+    """How many rows there are. Missing NOT NULL values are found now, before the first row is fed."""
     from pyspark.sql import functions as f
 
     needed = [c.name for c in relation.columns if not c.nullable]
@@ -186,7 +187,7 @@ def _csv(reader: DataFrameReader, paths: list[str], relation: Relation) -> DataF
 
 
 def check_asked(files: Sequence[str | Path], relation: Relation, order_by: Sequence[str]) -> list[str]:
-    """What can be said without Spark; returns the paths for it."""
+    """The checks that need no Spark; returns the paths for it."""
     if not files or not order_by:
         raise TidegateError("a backfill needs files, and the column to order their rows by (--order-by)")
     for column in order_by:
@@ -196,7 +197,7 @@ def check_asked(files: Sequence[str | Path], relation: Relation, order_by: Seque
 
 
 def _path(file: str | Path) -> str:
-    """For Spark's process, which may stand in another directory; an address stays as it is."""
+    """For Spark's process, which may run in another directory; a URL stays as it is."""
     if isinstance(file, str) and ":/" in file:
         return file
     path = Path(file).absolute()
@@ -208,7 +209,7 @@ def _path(file: str | Path) -> str:
 
 
 def _fingerprint(frame: DataFrame, order_by: Sequence[str]) -> str:
-    """Which files, how large, in which order: a position means something for these only."""
+    """Which files, how large, in which order: a position is valid for these only."""
     facts = [*order_by]
     for file in sorted(frame.inputFiles()):
         local = unquote(urlsplit(file).path)
@@ -231,14 +232,14 @@ def _position(engine: Engine, source: str, history: str) -> Any:
 def _sorted_rows(
     frame: DataFrame, relation: Relation, order_by: Sequence[str], place: Place
 ) -> Iterator[tuple[Any, ...]]:
-    """The rows behind the place, in order, partition by partition; the next one is read while one is fed."""
+    """The rows after the position, in order, partition by partition; the next one is read while one is fed."""
     from pyspark.sql import functions as f
 
     if place.key is not None:
         first = order_by[0]
         frame = frame.where(f.col(first) >= f.lit(place.key).cast(frame.schema[first].dataType))
     rest = [c for c in frame.columns if c not in order_by]
-    # moments travel as numbers: Spark's own rows have them in the zone of the process that reads them
+    # timestamps travel as numbers: in Spark's own rows they are in the zone of the process that reads them
     moments = {name for name in frame.columns if frame.schema[name].dataType.typeName() in MOMENTS}
     sent = [
         (f.unix_micros(f.col(c).cast("timestamp")) if c in moments else f.col(c)).alias(c)

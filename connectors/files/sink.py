@@ -1,10 +1,9 @@
 """A directory as a sink: one file per batch, exactly once.
 
-The name of a file is the batch's stable id, and a file appears under its name whole or not at all: it is
-written under another name, synced, renamed, and the directory is synced before the batch counts as
-delivered. A batch that is sent again finds its file in place and changes nothing. That holds as long as the
-files stay until their delivery is acknowledged: a reader that moves a file away in the same second may see
-it again, under the same name.
+The name of a file is the batch's stable id, and a file appears under its name whole or not at all: it is written under
+another name, synced, renamed, and the directory is synced before the batch counts as delivered. A batch that is sent
+again finds its file in place and changes nothing. That holds as long as the files stay until their delivery is
+acknowledged: a reader that moves a file away before that may see it again, under the same name.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class FileSink:
         self.partition_by = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
 
     def open(self, name: str, relation: Relation) -> None:
-        """Make the directory, and remove what an earlier process left half-written."""
+        """Create the directory, and remove half-written files of an earlier process."""
         self._check_fit(name, relation)
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -62,7 +61,7 @@ class FileSink:
             raise self._refused(relation.name, error) from error
 
     def check(self, name: str, relation: Relation) -> str:
-        """Would :meth:`open` do? Makes and removes nothing."""
+        """Would :meth:`open` succeed? Creates and removes nothing."""
         self._check_fit(name, relation)
         there = next(place for place in (self.directory, *self.directory.absolute().parents) if place.exists())
         if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
@@ -107,12 +106,13 @@ class FileSink:
                     touched |= self._made(path.parent)
                     self._put(part, path)
             for directory in touched:
-                _sync(directory)  # also when all were there: the rename may not be on disk yet
+                _sync(directory)  # even when all files were there: the rename may not be on disk yet
         except OSError as error:
             raise self._refused(batches[0].stream, error) from error
 
     def _made(self, place: Path) -> set[Path]:
-        """The directories of a partition, made if need be. Ours is not: one that has vanished may have been a disk."""
+        """The directories of a partition, created if needed. The sink's own is not: if it vanished, it may have been a
+        mount."""
         found: set[Path] = set()
         inner = self.directory
         for name in place.relative_to(self.directory).parts:
@@ -126,7 +126,7 @@ class FileSink:
         if path.exists():
             self._check_same(batch, path, data)
             return
-        hidden = path.parent / f".{batch.stream}-{uuid.uuid4().hex}.tmp"  # no two processes write the same one
+        hidden = path.parent / f".{batch.stream}-{uuid.uuid4().hex}.tmp"  # unique: no two processes write the same file
         try:
             with hidden.open("xb") as file:
                 file.write(data)
@@ -138,7 +138,7 @@ class FileSink:
             raise
 
     def _check_same(self, batch: Batch, path: Path, data: bytes) -> None:
-        """A file in place is this batch, delivered before; if not, two engines write here."""
+        """A file in place must be this batch, delivered before; otherwise two engines write here."""
         if self.format == "parquet":
             same = (pq.read_schema(path).metadata or {}).get(DIGEST) == digest(batch.rows).encode()
         else:

@@ -1,8 +1,8 @@
 """Listening for requests, bounded in every direction: who may send, how much, how slowly, how many at a time.
 
-The checks are those of the server's gate. A request is read by a thread; there are ``connections`` of them at most, and one more
-is told to come again. A request that is too large is refused by what it announces, before it is read; one that comes too slowly
-ends at a deadline that no dripping moves.
+The checks are those of the server's gate. A request is read by a thread; there are at most ``connections`` of them, and
+one more request is told to try again. A request that announces too large a body is refused before it is read; one that
+arrives too slowly ends at a fixed deadline.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tidegate.server.tokens import Token, Tokens, digest_of
 HEADER_BYTES = 32 << 10
 HEADER_S = 10.0  # for the request line and the headers
 BODY_S = 30.0  # for all of the body
-LINGER_BYTES = 1 << 20  # read and dropped after a refusal, so that the answer is not lost with what was not read
+LINGER_BYTES = 1 << 20  # read and dropped after a refusal, so that the answer is not lost along with unread data
 LINGER_S = 1.0
 RETRY_S = 1
 BUSY = json.dumps({"error": "too many connections; send it again later"}).encode()
@@ -38,7 +38,7 @@ Headers = Callable[[str], Sequence[str] | None]  # all values of a header
 
 
 class Door:
-    """Who may send: the sites and the token, as a server has them. Only whoever has a token gets in from other machines."""
+    """Who may send: the sites and the token, checked as by a server. From other machines, only with a token."""
 
     def __init__(
         self, host: str, token: str | None, allow_hosts: Iterable[str] = (), allow_origins: Iterable[str] = ()
@@ -65,7 +65,7 @@ class Door:
 
 
 class BoundedServer(ThreadingHTTPServer):
-    """A thread for each request, ``connections`` at most; the next one is told to come again."""
+    """A thread for each request, ``connections`` at most; the next one is told to try again."""
 
     daemon_threads = True
 
@@ -92,20 +92,20 @@ class BoundedServer(ThreadingHTTPServer):
             self._slots.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A connection that breaks is the sender's affair; it gets no answer, and sends again."""
+        """A broken connection is the sender's business; it gets no answer and sends again."""
 
 
 def say_busy(connection: socket.socket) -> None:
-    """Tell one that there is no room for, if that can be done without waiting."""
+    """Tell a connection that there is no room, if that is possible without blocking."""
     with contextlib.suppress(OSError):
         connection.setblocking(False)
         connection.send(BUSY_ANSWER)
         connection.shutdown(socket.SHUT_WR)
-        connection.recv(HEADER_BYTES)  # with something unread, closing would take the answer back
+        connection.recv(HEADER_BYTES)  # closing with unread data would discard the answer
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One request on one connection; ``answer`` says what with. What it refuses is a ServerError with its status."""
+    """One request on one connection; ``answer`` produces the response. A refusal is a ServerError with its status."""
 
     door: Door
     largest: int
@@ -125,7 +125,7 @@ class Handler(BaseHTTPRequestHandler):
             self._linger()
 
     def respond(self, work: Callable[[], tuple[int, dict[str, Any]]]) -> None:
-        """Let it in, do the work, and answer."""
+        """Check the request, do the work, and answer."""
         try:
             self.door.check(self.headers.get_all)
             status, told = work()
@@ -138,7 +138,7 @@ class Handler(BaseHTTPRequestHandler):
             self._linger()
 
     def body(self) -> bytes:
-        """The whole body: as long as it is announced, and no longer than ``largest``."""
+        """The whole body: exactly as long as announced, and at most ``largest``."""
         length = self.length()
         self._arriving.allow(length + io.DEFAULT_BUFFER_SIZE, BODY_S)
         data = self.rfile.read(length)
@@ -147,7 +147,7 @@ class Handler(BaseHTTPRequestHandler):
         return data
 
     def length(self) -> int:
-        """What the body's length is announced to be; ServerError when it can't be told, or is too much."""
+        """The announced length of the body; ServerError when there is none, or it is too large."""
         given = self.headers.get_all("content-length") or []
         if self.headers.get("transfer-encoding") is not None or not given:
             raise ServerError("send the length of the body in Content-Length, without Transfer-Encoding", status=411)

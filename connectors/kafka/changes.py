@@ -57,7 +57,7 @@ def changes_in_topic(
 
 
 def _check_whole(consumer: Consumer, topic: str, partitions: Iterable[int]) -> None:
-    """Compaction leaves the last record of every key. Retention takes rows with it: what it left is no whole table."""
+    """Compaction leaves the last record of every key. Retention removes rows: what is left is not the whole table."""
     for partition in partitions:
         first, _ = first_and_end(consumer, TopicPartition(topic, partition), WAIT_S)
         if first > 0:

@@ -1,4 +1,4 @@
-"""Connectors from a TOML file: which kinds there are, what each takes, and errors that name the key.
+"""Connectors from a TOML file: the kinds, their parameters, and errors that name the key.
 
     app = "shop.py:app"             the engine: an app in a directory …
     directory = "shop.db"
@@ -10,8 +10,9 @@
     stream = "orders"               stream = "shipments"
     path = "in"                     url = "postgresql://…"
 
-Everything else is a parameter of the connector's class, under its name there; but ``size`` and ``limit`` of a source and
-``tries`` of a sink, which are those of ``ingest`` and ``deliver``. ``${NAME}`` in a text is an environment variable.
+Everything else is a parameter of the connector's class, under the same name, except ``size`` and ``limit`` of a source
+and ``tries`` of a sink, which are those of ``ingest`` and ``deliver``. ``${NAME}`` in a text is an environment
+variable.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ COMMON = {what: ("name", "kind", "stream", *options) for what, options in OPTION
 
 @dataclass(frozen=True)
 class Connector:
-    """One entry: where it stands, and the source or sink it describes."""
+    """One entry: its place in the file, and the source or sink it describes."""
 
     key: str
     name: str
@@ -190,7 +191,7 @@ _TYPES = {"str": str, "int": int, "float": (int, float), "bool": bool, "Mapping"
 
 
 def _check_type(key: str, value: Any, annotation: str) -> None:
-    """Is it one of the types that the parameter says? What is none of TOML's is left to the connector."""
+    """Is it of a type that the parameter declares? Types that TOML does not have are left to the connector."""
     wanted = [
         _TYPES[word] for word in re.findall(r"\b(?:str|int|float|bool|Mapping|list|Path)\b", annotation.split("[")[0])
     ]

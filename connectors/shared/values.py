@@ -23,7 +23,7 @@ from tidegate.wire import encode
 
 
 class Values(Protocol):
-    """Records as bytes, and back. What can't be read raises ValueError or msgspec.DecodeError."""
+    """Records to bytes, and back. Unreadable bytes raise ValueError or msgspec.DecodeError."""
 
     def fields(self) -> Mapping[str, Told] | None:
         """The fields a record has and their types (see :mod:`tidegate.connectors.shared.families`), when a schema says so."""
@@ -100,8 +100,8 @@ class JsonSchemaValues(JsonValues):
 class AvroValues:
     """Avro records of one schema (a dict, or the path of an ``.avsc`` file).
 
-    ``schema_id``: records are framed as schema registries have it, a zero byte and four of the schema's id; reading takes
-    frames of any id and none as well.
+    ``schema_id``: records are framed as for schema registries, with a zero byte and the four bytes of the schema's id;
+    reading accepts frames with any id, and none.
     """
 
     def __init__(self, schema: Mapping[str, Any] | str | Path, *, schema_id: int | None = None) -> None:
@@ -148,7 +148,7 @@ class AvroValues:
 
 
 def _for_avro(value: Any) -> Any:
-    """Our times are UTC; fastavro would take them for those of the machine's zone, and a tuple for a choice of type."""
+    """Our times are UTC; fastavro would read them in the machine's zone, and a tuple for a choice of type."""
     if isinstance(value, dt.datetime):
         return value.replace(tzinfo=dt.UTC)
     return [_for_avro(item) for item in value] if isinstance(value, tuple) else value

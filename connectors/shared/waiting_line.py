@@ -1,7 +1,8 @@
-"""A line between those who bring records and the ingestion that takes them: for sources that are pushed to.
+"""A queue between senders and the ingestion, for sources that are pushed to.
 
-Devices send when they like. What they send waits here, bounded by number and by bytes; when the line is full they are told to
-wait. Each entry is told when its rows are on disk, so that a device can keep what was not acknowledged and send it again.
+Devices send when they like. What they send waits here, bounded by count and by bytes; when the queue is full they are
+told to wait. Each entry is notified when its rows are on disk, so that a device can keep what was not acknowledged and
+send it again.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tidegate.errors import Overloaded
 from tidegate.outside.sources import Chunk, Malformed
 from tidegate.storage.schema import Row
 
-CAPACITY_BYTES = 64 << 20  # of messages that are being read or wait
+CAPACITY_BYTES = 64 << 20  # of messages being read or waiting
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,8 @@ class WaitingLine:
 
     @contextmanager
     def room(self, size: int) -> Iterator[None]:
-        """Keep room for a message of so many bytes while it is read; once in line it has its own. Overloaded without it."""
+        """Reserve room for a message of so many bytes while it is read; once queued it has its own. Overloaded when
+        there is none."""
         with self._changed:
             if self._bytes + size > self._capacity_bytes:
                 raise Overloaded(
@@ -64,7 +66,7 @@ class WaitingLine:
                 self._bytes -= size
 
     def put(self, entry: Arrived) -> None:
-        """Wait in line; Overloaded when it is full or closed."""
+        """Queue an entry; Overloaded when the queue is full or closed."""
         with self._changed:
             if self._closed or len(self) >= self._capacity:
                 raise Overloaded(
@@ -102,7 +104,7 @@ class WaitingLine:
         with self._changed:
             self._closed = False
             self.number = max(self.number, position or 0)
-            self._entries.extendleft(reversed(self._taken))  # taken, and not accepted after all
+            self._entries.extendleft(reversed(self._taken))  # taken, but not accepted in the end
             self._taken.clear()
 
     def close(self) -> None:

@@ -2,14 +2,14 @@
 
 Spark may run a micro-batch again after a crash, and numbers from 0 again under another query id when it gets a new checkpoint
 directory. So the position of a source is the query *and* the number of its last micro-batch, recorded in the transaction of that
-batch, and a push leads from one position to the next or is not taken:
+batch, and a push leads from one position to the next or is refused:
 
     position      micro-batch n of query q
     nothing       n = 0: push                  n > 0: refused, the engine lacks what Spark has counted as done
     (q, m)        n = m + 1: push              n <= m: in already         n > m + 1: refused, as above
     (p, m)        refused, unless the new query was announced (``new_checkpoint``) and begins at 0
 
-Knows nothing of Spark itself: values in, decisions out. Only :class:`Patience` waits.
+Independent of Spark itself: values in, decisions out. Only :class:`Patience` waits.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tidegate.errors import BatchError, DiskFull, EngineClosed, Overloaded, Serv
 
 T = TypeVar("T")
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 1.0
-AWAY = (None, 429, 503, 507)  # HTTP status of a server that is not there, or has no room: worth another try
+AWAY = (None, 429, 503, 507)  # HTTP status of a server that is unreachable or overloaded: worth another try
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Step:
 def next_step(
     source: str, position: Any, query: str, batch: int, new_checkpoint: bool = False, *, gaps: bool = False
 ) -> Step | None:
-    """The step that micro-batch ``batch`` of ``query`` is; None when it was made already. Raises when it can't be made.
+    """The step that micro-batch ``batch`` of ``query`` is; None when it was already made. Raises when it can't be made.
 
     ``gaps``: micro-batches without rows are not seen at all, so a missing one says nothing.
     """
@@ -73,7 +73,7 @@ def next_step(
 
 
 class Patience:
-    """Waits for an engine that has no room or is away; that is how back-pressure reaches Spark."""
+    """Waits for an engine that has no room or is unreachable; that is how back-pressure reaches Spark."""
 
     def __init__(self, timeout_s: float | None = None) -> None:
         self._timeout_s = timeout_s
@@ -81,7 +81,7 @@ class Patience:
         self.waited_s = 0.0
 
     def stop(self) -> None:
-        """Whoever waits gives up."""
+        """Makes all waiters give up."""
         self._stop.set()
 
     def insist(self, attempt: Callable[[], T]) -> T:

@@ -13,7 +13,7 @@ from tidegate.guard.addresses import without_secrets
 
 
 def missing_file(url: sa.URL) -> Path | None:
-    """The file of an SQLite database that is not there; looking into it would make it."""
+    """The file of an SQLite database that is not there; opening it would create it."""
     if url.get_backend_name() != "sqlite" or url.database in (None, "", ":memory:") or "uri" in url.query:
         return None
     path = Path(str(url.database))

@@ -4,11 +4,11 @@ The rows of a batch and the mark that it was delivered are written in ONE transa
 
     lock the sink's row ─▶ read the marks ─▶ insert rows and marks of batches without one ─▶ commit
 
-So the target never holds rows without their mark or a mark without its rows. If we crash, or lose the
-connection, before the commit is known, the batches are sent again, and the marks say which of them are
-there. The lock comes first, and the marks are read under it: a process that was thought dead, or a COMMIT of
-it that is still on its way, is waited for, and then seen. A mark carries a digest of its rows, so that a
-batch of *another* engine with the same id is an error, not a repeat.
+So the target never holds rows without their mark or a mark without its rows. If we crash, or lose the connection,
+before the commit is known, the batches are sent again, and the marks say which of them are there. The lock comes first,
+and the marks are read under it: if a process that was thought dead is still committing, we wait for it and then see its
+marks. A mark carries a digest of its rows, so that a batch of *another* engine with the same id is an error, not a
+repeat.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ DELIVERED = "tidegate_delivered"
 class SqlSink:
     """Inserts the rows of each batch into ``table`` of the database at ``url`` (or of an SQLAlchemy engine).
 
-    The table is made if it is missing; an existing one needs a column for each of the stream's, of a type that
+    The table is created if it is missing; an existing one needs a column for each of the stream's, of a type that
     keeps its values (:mod:`tidegate.connectors.sql.fit`), and may have others that have a default. ``schema``: where
     it is, with the marks beside it. ``at_once``: batches that share a transaction.
-    ``history``: keep the mark of every batch. Otherwise those go that can't be sent again, because their
-    acknowledgement is in our log; a restored backup of the engine then stops with an error instead of
-    recognising what was delivered after it.
+    ``history``: keep the mark of every batch. Otherwise marks are deleted once their batch can't be sent again, because
+    its acknowledgement is in our log; a restored backup of the engine then stops with an error instead of recognising
+    what was delivered after it.
     """
 
     transactional = True
@@ -89,7 +89,7 @@ class SqlSink:
     # ---- getting ready
 
     def open(self, name: str, relation: Relation) -> None:
-        """Make what is missing in the target, and check that what is there fits the stream."""
+        """Create what is missing in the target, and check that what exists fits the stream."""
         self.name = name
         try:
             self._target = self._find_or_create(relation)
@@ -103,7 +103,7 @@ class SqlSink:
         ]
 
     def check(self, name: str, relation: Relation) -> str:
-        """Would :meth:`open` do? Makes and changes nothing; says what it found."""
+        """Would :meth:`open` succeed? Creates and changes nothing; says what it found."""
         self.name = name
         if (missing := missing_file(self._database.url)) is not None:
             if not missing.absolute().parent.is_dir():

@@ -27,8 +27,8 @@ LOOK_S = 0.2
 class SqlSource:
     """Rows of ``table`` (a name, or a query in parentheses) of the database at ``url``, in the order of ``cursor``.
 
-    ``cursor``: a column whose values are unique and ascend as rows are committed. ``follow``: go on looking for new rows
-    every ``every_s`` seconds; otherwise it is finished when there are none. ``fields``, ``ignore_unknown``: see
+    ``cursor``: a column whose values are unique and ascend as rows are committed. ``follow``: keep looking for new rows
+    every ``every_s`` seconds; otherwise it finishes when there are none. ``fields``, ``ignore_unknown``: see
     :mod:`tidegate.connectors.shared.reading`.
     """
 
@@ -104,7 +104,8 @@ class SqlSource:
         self._kept = [n for n in found if n in fields or n != self._cursor]
 
     def _types(self, connection: sa.Connection, result: Any) -> dict[str, Told]:
-        """Of the columns, as far as the database tells. In SQLite only a column of text says what its values are."""
+        """The types of the columns, as far as the database knows. In SQLite only a text column says what its values
+        are."""
         if connection.dialect.name == "postgresql":
             described = result.cursor.description
             return {column.name: postgres_told(column.type_display) for column in described}
@@ -114,7 +115,7 @@ class SqlSource:
         return {}
 
     def _truthful(self, record: dict[str, Any]) -> dict[str, Any]:
-        """Databases without a type for true and false have 1 and 0."""
+        """Databases without a boolean type have 1 and 0."""
         for field in self._truths:
             if record.get(field) in (0, 1):
                 record[field] = bool(record[field])

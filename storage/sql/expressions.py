@@ -154,7 +154,7 @@ class Compiler:
         return Code(f"p[{place}]", "param", True)
 
     def _typed(self, code: Code, family: str, sql: str | None) -> Code:
-        """``code`` as a value of ``family`` (the type that stands beside it)."""
+        """``code`` as a value of ``family`` (the type of its neighbour)."""
         if code.family == "null" or code.family == family:
             return code
         if code.family == "param" and family in semantics.PARAMETERS:
