@@ -38,7 +38,7 @@ def make_app(
     queries: QueryService | None = None,
     tracing: Tracing | None = None,
 ) -> Gate:
-    """Everything between a socket and the engine. The engine is opened before and closed after by the caller."""
+    """Everything between a socket and the engine. The caller opens the engine before and closes it afterwards."""
     metrics = Metrics()
     published = encode(document(engine.app, tokens, version("tidegate")))  # OpenAPI wants bounds of integers as numbers
 

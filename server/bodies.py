@@ -1,4 +1,4 @@
-"""Reading requests: within their size and time, and into rows."""
+"""Reading requests within limits of size and time, and into rows."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ NDJSON = "application/x-ndjson"
 ARROW = "application/vnd.apache.arrow.stream"
 ROW_TYPES = (JSON, NDJSON, ARROW)
 _NDJSON_ALSO = {"application/ndjson", "application/jsonl", "application/x-jsonlines"}
-LARGE = 256 << 10  # bytes from which work on a body is not done in the event loop
-DEEPEST = 100  # lists and objects inside one another in a body
+LARGE = 256 << 10  # from this many bytes on, a body is processed outside the event loop
+DEEPEST = 100  # nesting of lists and objects in a body
 
 T = TypeVar("T")
-_LARGE_BODIES = ThreadPoolExecutor(2, "tidegate-large")  # few, so that others get their turn in the interpreter
+_LARGE_BODIES = ThreadPoolExecutor(2, "tidegate-large")  # few, so that other threads get a turn in the interpreter
 
 
 class Pushed(msgspec.Struct, forbid_unknown_fields=True):
@@ -61,7 +61,7 @@ class Queried(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Acknowledged(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of an acknowledgement. ``refused``: why the batches are not wanted; they become dead letters."""
+    """The body of an acknowledgement. ``refused``: why the batches are refused; they become dead letters."""
 
     cursors: list[str]
     up_to: bool = False
@@ -69,7 +69,7 @@ class Acknowledged(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def check_query(query_string: bytes, known: Collection[str]) -> None:
-    """Raise when the address has a parameter that means nothing here, or one twice: nobody would notice what it left out."""
+    """Raise for an unknown or repeated query parameter: otherwise it would be ignored silently."""
     seen: set[str] = set()
     for name, _ in parse_qsl(query_string.decode("latin-1"), keep_blank_values=True):
         if name not in known:
@@ -122,14 +122,15 @@ def content_type(request: Request) -> str:
 
 
 async def aside(size: int, function: Callable[..., T], *arguments: Any) -> T:
-    """What a function returns that works on ``size`` bytes, in a thread when they are many: others are answered meanwhile."""
+    """The result of a function that works on ``size`` bytes, in a thread when they are many: others are served
+    meanwhile."""
     if size <= LARGE:
         return function(*arguments)
     return await asyncio.get_running_loop().run_in_executor(_LARGE_BODIES, function, *arguments)
 
 
 async def read_json(request: Request, settings: Settings, kind: Any, then: Callable[[Any], T] = lambda told: told) -> T:
-    """The body as JSON of this shape; or what ``then`` makes of it, out of the others' way when it is large."""
+    """The body as JSON of this shape; or what ``then`` makes of it, in a thread when it is large."""
     if content_type(request) != JSON:
         raise ServerError(f"send {JSON}, not {content_type(request)!r}", status=415)
     body = await read_body(request, settings)
@@ -145,7 +146,7 @@ def decode(body: bytes, kind: Any) -> Any:
 
 
 def check_depth(body: bytes) -> None:
-    """Raise when lists and objects are nested more deeply than anyone needs: whoever walks through them later would fail.
+    """Raise when lists and objects are nested too deeply: code that walks through them later would fail.
 
     >>> check_depth(b'[{"a": "[[["}]' * 1000)
     """
@@ -231,12 +232,12 @@ def whole_number(text: str, name: str) -> int:
     return int(text)
 
 
-# ---- Arrow: only what can't unfold into much more than was sent
+# ---- Arrow: only what can't expand into much more than was sent
 
 
 def read_arrow(body: bytes, row_limit: int) -> list[dict[str, Any]]:
-    """The rows of an Arrow IPC stream. Compressed buffers and types that repeat values by reference are refused: a small
-    body could then stand for more rows than there is memory.
+    """The rows of an Arrow IPC stream. Compressed buffers and types that repeat values by reference are refused: a
+    small body could otherwise expand to more rows than fit in memory.
     """
     rows: list[dict[str, Any]] = []
     try:
@@ -305,7 +306,7 @@ def _refuse_compression(body: bytes) -> None:
 
 
 def _table(body: bytes, at: int) -> dict[int, int]:
-    """Where the fields of a flatbuffers table are: field number -> place."""
+    """Where the fields of a flatbuffers table are: field number -> offset."""
     vtable = at - struct.unpack_from("<i", body, at)[0]
     if vtable < 0:
         raise ValueError("its metadata is damaged")

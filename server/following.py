@@ -25,13 +25,13 @@ log = logging.getLogger("tidegate.server")
 
 
 def check_name(name: str) -> None:
-    """Raise when a subscription can't be called this."""
+    """Raise when a subscription can't have this name."""
     if not name or len(name) > 200 or not name.isprintable():
         raise DataError("a subscription's name must have 1 to 200 printable characters", column="name")
 
 
 class Subscriber:
-    """A connection's side of a subscription: opened, read from, and given back whatever happens."""
+    """A connection's side of a subscription: opened, read from, and always released."""
 
     def __init__(self, context: Context, holder: Token, stream: str, name: str | None, cursor: str | None) -> None:
         if name is not None:
@@ -89,7 +89,7 @@ class Subscriber:
 
 
 class EventStream(Response):
-    """The answer to an SSE request: lasts until one side has enough."""
+    """The answer to an SSE request: lasts until one side ends it."""
 
     def __init__(self, subscriber: Subscriber, context: Context, first: str | None) -> None:
         super().__init__()
@@ -168,7 +168,7 @@ async def events(request: Request, context: Context) -> Response:
 async def socket(websocket: WebSocket, context: Context, known: Collection[str]) -> None:
     """Follow a stream over a WebSocket; a named subscriber acknowledges over it: ``{"cursors": […], "up_to": true}``.
 
-    ``known``: the parameters that its address may have.
+    ``known``: the query parameters it may have.
     """
     query = websocket.query_params
     subscriber: Subscriber | None = None
@@ -258,7 +258,8 @@ async def waiting(request: Request, context: Context) -> Response:
 
 
 async def acknowledge(request: Request, context: Context) -> Response:
-    """The batches behind these cursors are dealt with, and never sent again; ``refused`` has them put aside as dead letters."""
+    """Acknowledge the batches with these cursors: they are never sent again. With ``refused`` they become dead
+    letters."""
     message: Acknowledged = await read_json(request, context.settings, Acknowledged)
     count = await context.named.acknowledge(request.path_params["name"], message)
     return json_response({"acknowledged": count})

@@ -36,7 +36,7 @@ async def health(_: Request, context: Context) -> Response:
 
 
 async def ready(_: Request, context: Context) -> Response:
-    """New work is taken: 200, or 503 with the reasons why not. Tries a small write, at most once a second."""
+    """New work is accepted: 200, or 503 with the reasons why not. Tries a small write, at most once a second."""
     engine = context.engine
     why = []
     if context.stopping or engine.closed:

@@ -1,4 +1,4 @@
-"""Prometheus metrics: read from the engine when they are asked for, so that nothing is counted twice."""
+"""Prometheus metrics: read from the engine on request, so that nothing is counted twice."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 
 
 
 class Metrics:
-    """What a server counts itself, and a door to what the engine counts."""
+    """What a server counts itself, and access to what the engine counts."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -40,7 +40,7 @@ class Metrics:
         self.registry.register(_Engine(look))
 
     def text(self) -> bytes:
-        """All of it, in the text format of Prometheus."""
+        """All metrics, in the text format of Prometheus."""
         return bytes(generate_latest(self.registry))
 
 
@@ -51,7 +51,7 @@ class _Engine(Collector):
         self._look = look
 
     def describe(self) -> Iterable[Metric]:
-        return ()  # registering must not look yet
+        return ()  # registering must not collect yet
 
     def collect(self) -> Iterable[Metric]:
         facts = self._look()
@@ -81,7 +81,7 @@ class _Engine(Collector):
                 "1 when the log accepts new records, 0 when it failed or is full.",
                 int(facts["log"]["taking"]),
             )
-        yield _gauge("sequence", "The last position that was assigned.", facts["sequence"])
+        yield _gauge("sequence", "The last sequence number that was assigned.", facts["sequence"])
         yield _gauge("unfinished_executions", "Executions accepted and not finished.", facts["unfinished"])
         yield _gauge("capacity", "Unfinished executions beyond which work is refused.", facts["capacity"])
         yield _gauge("requests_waiting", "Requests waiting for the engine.", facts["requests_waiting"])

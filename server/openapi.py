@@ -271,7 +271,7 @@ _SHARED: dict[str, Schema] = {
                 "type": ["array", "null"],
                 "description": "The outcome of each batch that was accepted before.",
             },
-            "sequence": {"type": ["integer", "string"], "description": "The last position it was given."},
+            "sequence": {"type": ["integer", "string"], "description": "The last sequence number it was given."},
             "error": {"description": "What aborted it; null when nothing did."},
             "value": {"description": "What a called procedure returned."},
             "ticket": {"type": ["string", "null"], "description": "While it is not done: its address, /v1/tickets/…"},

@@ -1,4 +1,4 @@
-"""Questions put to people, and their answers: an answer names the question that it answers, and only an open one takes it."""
+"""Questions put to people, and their answers: an answer names its question, and only an open question accepts it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def answer(request: Request, context: Context) -> Response:
 
 
 def _check_name(given: str | None, stream: str, key: Any, batch_id: int) -> None:
-    """An answer that says which question it is for must not reach another: its key or id was changed on the way."""
+    """An answer that names its question must not reach another one: that means its key or id was changed in transit."""
     expected = question_id(stream, key, batch_id)
     if given is not None and given != expected:
         raise BatchError(
@@ -67,9 +67,10 @@ def _check_name(given: str | None, stream: str, key: Any, batch_id: int) -> None
 
 
 def _check_open(engine: Engine, stream: str, key: Any, batch_id: int) -> None:
-    """Raise when nobody asks this. One that was answered goes on: the push tells a repeat from another answer.
+    """Raise when there is no such question. One that was answered passes: the push tells a repeat from a different
+    answer.
 
-    A question that is open now leaves by an answer only, so the push that follows can't go astray meanwhile.
+    Only an answer closes an open question, so the push that follows can't miss it.
     """
     open_here = [q for q in engine.questions() if q.stream == stream]
     if any(q.key == key and q.batch_id == batch_id for q in open_here):

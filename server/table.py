@@ -31,7 +31,7 @@ TAGS = {"type": "string", "enum": ["plain", "tagged"], "default": "plain"}
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One operation. ``roles``: any of them will do. ``expand``: documented once for each stream or procedure."""
+    """One operation. ``roles``: any of them is enough. ``expand``: documented once for each stream or procedure."""
 
     method: str
     path: str

@@ -1,4 +1,4 @@
-"""Tokens: who may do what. Only hashes are kept; a token is shown once, when it is made.
+"""Tokens: who may do what. Only hashes are kept; a token is shown once, when it is created.
 
 A tokens file is TOML, one table for each token::
 
@@ -35,7 +35,7 @@ from tidegate.guard.scopes import matches
 
 ROLES = ("push", "call", "query", "admin")
 SCOPES = ("streams", "procedures", "tables", "subscriptions", "sources")
-OWN = ("subscriptions", "sources")  # who may use a name that no scope speaks of: the token that has it
+OWN = ("subscriptions", "sources")  # without a scope: only names that begin with the token's own
 _FIELDS = ("name", "sha256", "roles", "expires", "rate", *SCOPES)
 
 
@@ -43,8 +43,8 @@ _FIELDS = ("name", "sha256", "roles", "expires", "rate", *SCOPES)
 class Token:
     """One holder of a token: its name (for logs and limits), what it may do, until when, how often, and with which names.
 
-    Names are not renamed on the way: a subscription ``till-3:orders`` is called so everywhere. What belongs to whom follows
-    from the names alone, so there is nothing to remember and nothing that could be lost.
+    Names are used as they are: a subscription ``till-3:orders`` has that name everywhere. Ownership follows from the
+    names alone, so nothing has to be stored and nothing can be lost.
     """
 
     name: str
@@ -83,17 +83,18 @@ class Token:
 
     @property
     def tables(self) -> tuple[str, ...] | None:
-        """What its SQL may read; None: everything. Who is confined to some streams does not get at them through tables."""
+        """What its SQL may read; None: everything. A token restricted to some streams can't reach others through
+        tables."""
         if "admin" in self.roles:
             return None
         return self.scopes.get("tables", () if "streams" in self.scopes else None)
 
 
-ANYONE = Token("anyone", b"", frozenset(ROLES))  # on loopback without tokens: whoever is on this machine
+ANYONE = Token("anyone", b"", frozenset(ROLES))  # on loopback without tokens: anyone on this machine
 
 
 class Tokens:
-    """The tokens a server knows. ``required`` is False when there is none: a server on loopback then takes anyone."""
+    """The tokens a server knows. ``required`` is False when there is none: a server on loopback then accepts anyone."""
 
     def __init__(self, tokens: Iterable[Token] = ()) -> None:
         self._tokens = tuple(tokens)
@@ -130,7 +131,7 @@ def digest_of(token: str) -> bytes:
 
 
 def new_token() -> str:
-    """A token nobody can guess."""
+    """A token that can't be guessed."""
     return "tg_" + secrets.token_urlsafe(32)
 
 
@@ -153,7 +154,7 @@ def load_tokens(path: Path | None, text: str | None) -> Tokens:
 
 
 def parse_tokens(text: str, where: str) -> list[Token]:
-    """Tokens written as TOML; every mistake names the place."""
+    """Tokens written as TOML; every error names its place."""
     try:
         entries = tomllib.loads(text).get("token", [])
     except tomllib.TOMLDecodeError as error:

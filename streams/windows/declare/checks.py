@@ -8,7 +8,7 @@ from tidegate.streams.windows.declare.kinds import WindowSpec
 
 
 def check_columns(spec: WindowSpec, relation: Relation, what: str) -> None:
-    """The columns a window names are there, and of a type that fits."""
+    """The columns that a window names exist and have fitting types."""
     until = spec.until if isinstance(spec.until, str) else None
     named = [("on", spec.on), ("source", spec.source), ("punctuation", spec.punctuation), ("close or until", until)]
     computed = () if spec.compute is None else spec.compute.columns(relation)

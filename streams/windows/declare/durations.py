@@ -45,7 +45,7 @@ def microseconds(given: str | dt.timedelta) -> int:
 
 
 def described(us: int) -> str:
-    """A length of time for people.
+    """A length of time in words.
 
     >>> described(1_500_000), described(60_000_000), described(250)
     ('1.5s', '1m', '250us')

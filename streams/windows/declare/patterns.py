@@ -14,11 +14,11 @@ pattern                  what one worker does                                   
 =======================  =====================================================================  =====================
 
 ``KeyFarm`` and ``WindowFarm`` can have a ``PaneFarm`` or a ``WindowMapReduce`` in the place of each worker:
-``KeyFarm(PaneFarm(workers=2), workers=3)`` has 3 × 2 workers. Workers are *agnostic*: whoever is free gets whole extents.
-With ``active=True`` it is settled when a row arrives whose it is (by key, or window number modulo n), which only kinds
-allow where a row's windows are known on arrival.
+``KeyFarm(PaneFarm(workers=2), workers=3)`` has 3 × 2 workers. Workers are *agnostic*: any free worker gets whole
+extents. With ``active=True`` a row is assigned to its worker on arrival (by key, or window number modulo n), which
+works only for kinds where a row's windows are known on arrival.
 
-Workers may be threads or processes, so a function has to depend on its window alone, and must not change it.
+Workers may be threads or processes, so a function must depend on its window alone, and must not change it.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def has_panes(spec: WindowSpec) -> bool:
 
 
 def default_pattern(spec: WindowSpec, function: Function, workers: int) -> Pattern:
-    """For a window that names none. It has the same state under each of them, so that a checkpoint fits."""
+    """For a window that names none. Its state is the same under every pattern, so a checkpoint always fits."""
     if workers == 1:
         return Sequential()
     return PaneFarm(workers) if function.decomposable and has_panes(spec) else WindowFarm(workers=workers)

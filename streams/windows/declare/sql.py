@@ -104,7 +104,7 @@ def _column(sql: str, item: Any) -> str:
 
 
 def _name(item: exp.Expression) -> str:
-    """What DuckDB would call a column without AS, made a name."""
+    """What DuckDB would call a column without AS, turned into an identifier."""
     told = "".join(letter if letter.isalnum() else "_" for letter in item.sql(dialect="duckdb").lower())
     return told.replace("____", "_").strip("_") or "value"
 
