@@ -1,13 +1,13 @@
-"""What an open engine changes in its Python process, so that pauses stay short; put back when the last one closes.
+"""What an open engine changes in its Python process, so that pauses stay short; restored when the last one closes.
 
-Now and then the cyclic garbage collector walks through everything there is, which for the libraries alone takes tens of
+From time to time the cyclic garbage collector walks through all objects, which for the libraries alone takes tens of
 milliseconds: longer than anything the engine does. What exists when an engine opens is set aside (``gc.freeze``), and a
-walk then sees only what came since. That still includes the dictionaries of the tables, entry by entry, so such walks are
-made ``RARER`` times less often. The short ones, which find nearly all garbage there is, stay as frequent as they were.
+walk then sees only newer objects. That still includes the dictionaries of the tables, entry by entry, so such walks are
+made ``RARER`` times less often. The short ones, which find nearly all garbage, stay as frequent as before.
 
-While somebody listens for acknowledgements, threads take turns every millisecond instead of every five: the thread of the log
-has to come to its turn between pushes that follow one another without a pause, to hear that a group is on disk. Handing over
-costs some of the throughput, so it is not done when nobody listens.
+While there are listeners for acknowledgements, threads switch every millisecond instead of every five: between pushes
+that follow each other without a pause, the log thread needs a turn to report that a group is on disk. Switching costs
+some throughput, so it is not done without listeners.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ QUICK_S = 0.001
 
 _lock = threading.Lock()
 _open = 0  # engines that have asked for it
-_thresholds: tuple[tuple[int, int, int], tuple[int, int, int]] | None = None  # of the collector: before, and since
+_thresholds: tuple[tuple[int, int, int], tuple[int, int, int]] | None = None  # of the collector: before, and now
 _seen = (0, 0)  # full and short collections when a full one was last known of
 
 atexit.register(gc.unfreeze)  # an engine may still be open then: what it holds is to be taken apart in order

@@ -1,4 +1,5 @@
-"""``tidegate backfill``: a history in files through an app, read and sorted by Spark, its windows evaluated there."""
+"""``tidegate backfill``: feed a history in files through an app; Spark reads and sorts it, and evaluates its
+windows."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ def backfill(
     backend: Annotated[str, typer.Option(help="Where windows are evaluated: spark, auto or local.")] = "spark",
     as_json: Json = False,
 ) -> None:
-    """Feed a history to an app: files, in order, as transactions. Run it again after a crash, and it goes on.
+    """Feed a history to an app: files, in order, as transactions. Run it again after a crash, and it continues.
 
     Example: tidegate backfill ward.py:app vitals/ --stream vitals --order-by seen --data ward.db --format parquet
 

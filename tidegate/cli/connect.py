@@ -39,7 +39,7 @@ def connect(
 
     Ctrl-C finishes what is being sent and stops; a second one stops at once.
 
-    Exit code 1: a source or sink has given up, or with --once a sink did not take everything; the reason is told.
+    Exit code 1: a source or sink has given up, or with --once a sink did not take everything; the reason is printed.
     """
     from importlib import import_module
 
@@ -52,7 +52,7 @@ def connect(
     started = threading.Event()
 
     def told_to_stop(*_: Any) -> None:
-        if stop.is_set() or not started.is_set():  # nothing is under way yet, or it takes too long to end
+        if stop.is_set() or not started.is_set():  # nothing is under way yet, or it takes too long to finish
             raise KeyboardInterrupt
         stop.set()
 

@@ -1,4 +1,4 @@
-"""``crash-test`` and ``soak``: engines that are killed again and again, and what must be left of them."""
+"""``crash-test`` and ``soak``: engines that are killed again and again, and what must survive."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tidegate.cli.printing import Json, console, need_server, print_json, told
 
 
 class Executors(StrEnum):
-    """Which executor lives have; both: by turns."""
+    """The executor of each life; both: in turn."""
 
     serial = "serial"
     threads = "threads"
@@ -74,10 +74,12 @@ def soak(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Everything at once, for minutes, with kills in between: nothing may hang, get lost, doubled or seen half done.
+    """Everything at once, for minutes, with kills in between: nothing may hang, be lost, be doubled or be seen half
+    done.
 
-    Pushes by push, feed, call and HTTP, SQL in procedures, queries, subscribers, a slow consumer, questions, merges every
-    second; at the end the log is run again (tidegate verify) and every number is looked at. Exit code 1: something is wrong.
+    Pushes by push, feed, call and HTTP, SQL in procedures, queries, subscribers, a slow consumer, questions, merges
+    every second; at the end the log is re-executed (tidegate verify) and every number is checked. Exit code 1:
+    something is wrong.
 
     Example: tidegate soak --minutes 10
 

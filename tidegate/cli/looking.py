@@ -23,13 +23,13 @@ def status(
     as_json: Json = False,
 ) -> None:
     """What a server is doing: streams and rates, lag, who waits for whom, windows, merges. Ctrl-C ends it.
-    Where the output is no terminal, it is printed once.
+    When the output is not a terminal, it is printed once.
 
     Example: tidegate status
 
     Example: tidegate status http://127.0.0.1:8080 --once --json
 
-    Exit code 1: a dataflow is halted, merges fail, or the log takes nothing.
+    Exit code 1: a dataflow is halted, merges fail, or the log refuses new records.
     """
     with client_of(url, token) as client:
         if as_json or once or not console.is_terminal:

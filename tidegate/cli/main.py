@@ -1,4 +1,4 @@
-"""The command line: for people."""
+"""The command line."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def bench_hospital(
     durable: Annotated[bool, typer.Option("--durable", help="With a directory and group commit.")] = False,
     as_json: Json = False,
 ) -> None:
-    """The hospital at real-time speed: does it keep up, and when are its alerts there? Exit code 1: it does not keep up.
+    """The hospital at real-time speed: does it keep up, and how fast are its alerts? Exit code 1: it does not keep up.
 
     Example: tidegate bench hospital --patients 200 --json
     """
@@ -286,7 +286,7 @@ def show_log(
             found.append(entry)
             if as_json:
                 typer.echo(json.dumps(entry, default=str))
-    finally:  # what is in front of a damaged record, too
+    finally:  # including what precedes a damaged record
         if found and not as_json:
             console.print(table(found))
 
@@ -298,7 +298,8 @@ def verify(
     accept_changed: Annotated[bool, typer.Option(help="Re-execute even if procedures have changed since.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Run the log again from as far back as it goes and compare every table, window and emitted batch. Exit code 1: different.
+    """Re-execute the log from as far back as it goes and compare every table, window and emitted batch. Exit code 1:
+    different.
 
     Example: tidegate verify data --app app.py:app
     """
@@ -339,7 +340,8 @@ def restore(
     target: Annotated[Path, typer.Argument(help="A new directory, to open the engine in.")],
     as_json: Json = False,
 ) -> None:
-    """Copy a backup to where the engine is to be opened, having checked that its log is whole. tidegate verify checks the rest.
+    """Check that the log of a backup is whole, and copy it to where the engine will be opened. tidegate verify checks
+    the rest.
 
     Example: tidegate restore backups/monday data
     """
@@ -381,7 +383,7 @@ def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def _print_peers(variants: dict[str, Any], peers: dict[str, Any]) -> None:
-    """Who makes how many votes a second, and what that is worth."""
+    """How many votes a second each makes, and with which guarantees."""
     if variants:
         table = Table("tidegate, one push a vote", "votes/s", "correct", box=None)
         for name, found in variants.items():
@@ -440,7 +442,7 @@ def _options(
 
 
 def main() -> None:
-    """Entry point: errors of ours are one clear message and exit code 2, never a traceback.
+    """Entry point: our errors are one clear message and exit code 2, never a traceback.
 
     Exit codes: 0 done; 1 done, and the answer is no (undone, different, halted); 2 not done; 130 interrupted.
     """

@@ -1,4 +1,5 @@
-"""``tidegate bench transactions``, ``connectors``, ``growth``, ``latency``, ``memory`` and ``profile``: what it can do."""
+"""``tidegate bench transactions``, ``connectors``, ``growth``, ``latency``, ``memory`` and ``profile``: further
+benchmarks."""
 
 from __future__ import annotations
 

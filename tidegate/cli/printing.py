@@ -31,14 +31,14 @@ def print_json(value: Any) -> None:
 
 
 def client_of(url: str, token: str | None) -> Client:
-    """A client that says at once when nobody answers."""
+    """A client that fails at once when the server does not answer."""
     import tidegate
 
     return tidegate.connect(url, token, retry_s=0.0, verify=os.environ.get("TIDEGATE_CA") or True)
 
 
 def parsed(text: str, what: str) -> Any:
-    """JSON that was typed, or an error that says what was expected."""
+    """JSON from the command line, or an error that says what was expected."""
     try:
         return json.loads(text)
     except ValueError as error:

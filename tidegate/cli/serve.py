@@ -1,4 +1,4 @@
-"""``tidegate serve`` and ``tidegate token``: running a server, and letting people in."""
+"""``tidegate serve`` and ``tidegate token``: running a server, and giving access to it."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _run(
     accept_changed: bool,
     as_json: bool,
 ) -> None:
-    """Open the engine, then the replica, then the door; close them the other way round."""
+    """Open the engine, then the replica, then the server; close them in reverse order."""
     import tidegate
     from tidegate.loading import load_app
     from tidegate.server.serve import serve as run
@@ -150,7 +150,7 @@ def _run(
 def _passwords(
     path: Path | None, pg_port: int | None, known: Tokens
 ) -> tuple[dict[str, str] | None, dict[str, list[str]]]:
-    """PostgreSQL users and their passwords; and for those that are confined to some, the tables they may read."""
+    """PostgreSQL users and their passwords; and for restricted users, the tables they may read."""
     if path is None:
         if pg_port is not None and known.required:
             raise TidegateError(
@@ -193,7 +193,7 @@ def new(
     file: Annotated[Path | None, typer.Option(help="Add it to this tokens file.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Make a token. It is shown once; the tokens file holds only its hash. In names, * stands for anything.
+    """Create a token. It is shown once; the tokens file holds only its hash. In names, * stands for anything.
 
     Example: tidegate token new --name till-3 --role push --role query --days 365 --file tokens.toml
 

@@ -1,4 +1,4 @@
-"""``tidegate sql``: ask a directory or a server."""
+"""``tidegate sql``: query a directory or a server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def sql(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per answer.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV with a header.")] = False,
 ) -> None:
-    """Ask in SQL: interactively, or with -c (or standard input) and no questions back.
+    """Query with SQL: interactively, or with -c (or standard input) without prompts.
 
     A directory is read from a copy: an engine that has it open is not disturbed.
 

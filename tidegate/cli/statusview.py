@@ -1,4 +1,5 @@
-"""A server's status as tables for a terminal. Pure: the facts of one look, or of two with the time between them."""
+"""A server's status as tables for a terminal. Pure functions of the facts of one look, or of two and the time between
+them."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ LISTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 
 
 def view(now: Facts, before: Facts | None, seconds: float) -> RenderableType:
-    """Everything worth a look; empty parts are left out."""
+    """Everything of interest; empty parts are left out."""
     headline = _headline(now, before, seconds)
     if now["busy"]:
         told = "a procedure has held the engine for more than a second; details when it is done"
@@ -130,7 +131,7 @@ def _units(now: Facts, before: Facts | None, seconds: float) -> Table:
 
 
 def _waits(now: Facts) -> Table:
-    """Who waits for whom, and why: for a lock behind an unfinished writer, or for its turn in a line."""
+    """Who waits for whom, and why: for a lock behind an unfinished writer, or for its turn in a queue."""
     units = {execution["position"]: execution["unit"] for execution in now["executions"]}
     since = {lock["position"]: lock["age_s"] for lock in now["locks"]}
     table = _table("who waits for whom", ("who", "why", "behind", "since"))

@@ -1,4 +1,4 @@
-"""``tidegate run``, ``push`` and ``call``: work in, from a terminal or a pipe."""
+"""``tidegate run``, ``push`` and ``call``: sending work from a terminal or a pipe."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Deliveries into border streams: the order that they need, and the cycles that they must not form.
 
-A dataflow is acyclic: so is what deliveries make of several. From a border stream lead ways to the streams that its
-dataflow emits and to the changelogs of the tables that it writes, and from there, by deliveries, to border streams.
+A dataflow is acyclic, and so must several be that deliveries connect. Paths lead from a border stream to the streams
+that its dataflow emits and to the changelogs of the tables that it writes, and from there, by deliveries, to border
+streams.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def check_acyclic(engine: Engine, stream: str, sink: Any) -> None:
-    """Refuse a delivery that would bring a stream back to where it comes from, by itself or with others."""
+    """Refuse a delivery that would lead a stream back to its origin, alone or with others."""
     border = _fed_by(engine, sink)
     path = None if border is None else _way(engine, [stream, border])
     if path is not None:
@@ -48,7 +49,7 @@ def _fed_by(engine: Engine, sink: Any) -> str | None:
 
 
 def _way(engine: Engine, path: list[str]) -> list[str] | None:
-    """How ``path`` leads on from its last stream to its first, if it does."""
+    """How ``path`` leads from its last stream back to its first, if it does."""
     outputs = _caused_by(engine, path[-1])
     if path[0] in outputs:
         return [*path, path[0]]
