@@ -187,8 +187,8 @@ class View:
         found = self.relations.get(name)
         if found is None:
             raise AccessError(
-                f"procedure {self.procedure} reads {name} in SQL, which is none of its inputs, outputs or windows; a stream "
-                f"is seen by its producer and its consumers only",
+                f"procedure {self.procedure} reads {name} in SQL, which is not one of its inputs, outputs or windows; "
+                "a stream is seen by its producer and its consumers only",
                 procedure=self.procedure,
                 relation=name,
             )

@@ -1,4 +1,4 @@
-"""System views in the replica: asked from the engine when a query wants them, and not more often than makes sense."""
+"""System views in the replica: fetched from the engine when a query needs them, at a bounded rate."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 from tidegate.errors import QueryFailed
 
-FRESH_S = 0.2  # views this young are shown again: taking them holds the engine's lock for a moment
+FRESH_S = 0.2  # views this young are reused: fetching them holds the engine's lock for a moment
 PATIENCE_S = 10.0
 
 

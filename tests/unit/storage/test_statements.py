@@ -278,7 +278,7 @@ def test_dml_with_other_relations(votes: Store) -> None:
     assert [tuple(row) for row in updated] == [(1, 5), (3, 8)]
     deleted = votes.run("DELETE FROM votes USING batch b WHERE b.phone = votes.phone RETURNING phone", view=view)
     assert [row.phone for row in deleted] == [1, 3]
-    with pytest.raises(AccessError, match="not in any of its inputs"):
+    with pytest.raises(AccessError, match="not one of its inputs"):
         votes.run("SELECT count(*) FROM batch", view=votes.view())
 
 

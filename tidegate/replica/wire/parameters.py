@@ -1,4 +1,4 @@
-"""A client's parameters: bytes in, Python values out, and the types they have when the client does not say."""
+"""A client's parameters: bytes in, Python values out, and their types when the client does not give any."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tidegate.replica.wire.types import ARRAYS, BY_OID, NAMED, parameter_cast, w
 TEXT = NAMED["text"][0]
 _CAST = re.compile(r"\$(\d+)\s*::\s*(?:pg_catalog\s*\.\s*)?(\w+)\s*(\[\s*\])?")
 _STRUCTS = {"int2": ">h", "int4": ">i", "int8": ">q", "oid": ">I", "float4": ">f", "float8": ">d", "bool": ">?"}
-GUESSED = 20_000  # characters; in longer texts sqlglot would look for types for too long
+GUESSED = 20_000  # characters; in longer texts sqlglot would take too long to infer types
 _OPERATORS = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Add, exp.Sub, exp.Mul, exp.Div)
 
 
@@ -167,7 +167,7 @@ def _guessed(sql: str, mirror: Mirror) -> dict[int, int]:
             schema=schema,
             dialect="duckdb",
         )
-    except Exception:  # sqlglot's optimizer raises what it likes; a guess is only a guess
+    except Exception:  # sqlglot's optimizer may raise anything; this is only a guess
         return _cast_types(sql)
     found = _cast_types(sql)
     for called in tree.find_all(exp.Anonymous):
@@ -179,7 +179,7 @@ def _guessed(sql: str, mirror: Mirror) -> dict[int, int]:
 
 
 def _cast_types(sql: str) -> dict[int, int]:
-    """``$1::int4`` and ``$1::oid[]``: types that stand in the text, under PostgreSQL's own names."""
+    """``$1::int4`` and ``$1::oid[]``: types written in the text, under PostgreSQL's own names."""
     found: dict[int, int] = {}
     for number, name, array in _CAST.findall(sql):
         if name.lower() in NAMED:

@@ -1,4 +1,4 @@
-"""Settings of a session: those clients like to change, and nothing that would change the replica."""
+"""Settings of a session: those that clients commonly change, and nothing that would affect the replica."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ REPORTED = (
     "in_hot_standby",
     "default_transaction_read_only",
 )
-_ONLY = {  # settings whose other values would change what is sent
+_ONLY = {  # settings whose other values would change the format of what is sent
     "client_encoding": ("utf8", "utf-8", "unicode", "sql_ascii"),
     "standard_conforming_strings": ("on", "true", "1"),
     "bytea_output": ("hex",),
@@ -93,7 +93,7 @@ class Settings:
         return dict(sorted({**CHANGEABLE, **FIXED, **self._set}.items()))
 
     def set(self, name: str, value: str) -> str:
-        """Change a setting; returns the name under which clients want to hear of it, or nothing."""
+        """Change a setting; returns the name under which clients expect a report of it, or nothing."""
         key = name.lower()
         if key not in CHANGEABLE:
             if key in FIXED and value.lower() == FIXED[key]:
