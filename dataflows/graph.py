@@ -215,7 +215,7 @@ class Graph:
             )
 
     def placed_by(self, unit: Unit, stream: str, placed: Container[str]) -> list[str] | None:
-        """Of a unit with a number of its own: the inputs that a batch on border ``stream`` may lead to, given that it
+        """For a unit with its own numbering: the inputs that a batch on border ``stream`` may lead to, given that it
         caused executions of the units ``placed``; None when it leads to none.
         """
         if not unit.either:

@@ -39,7 +39,7 @@ LINGER_S = 60.0  # how long a stream without followers is kept
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One batch on its way to subscribers: its cursor, and its JSON."""
+    """One batch for subscribers: its cursor, and its JSON."""
 
     number: int
     cursor: str

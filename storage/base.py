@@ -272,20 +272,20 @@ def write_error(path: Path | None, error: duckdb.Error) -> TidegateError:
     told = (str(error).splitlines() or [type(error).__name__])[0]
     if isinstance(error, (duckdb.FatalException, duckdb.InternalError)):
         return BaseDamaged(
-            f"DuckDB could not write {path} ({told}) and has invalidated the database. What was acknowledged is safe in the "
-            "log; the base is opened again by itself. If that does not help, see to the disk, close the engine and "
-            "open it again",
+            f"DuckDB could not write {path} ({told}) and has invalidated the database. What was acknowledged is safe "
+            "in the log; the base is reopened automatically. If that does not help, check the disk, close the engine "
+            "and open it again",
             path=path,
         )
     if "No space left" in str(error):
         return DiskFull(
-            f"no room to merge into {path} ({told}); what was acknowledged is safe in the log. Free some space: work resumes "
-            f"by itself",
+            f"no room to merge into {path} ({told}); what was acknowledged is safe in the log. Free some space: work "
+            "resumes automatically",
             path=path,
         )
     return MergeFailed(
-        f"DuckDB could not write {path} ({told}). What was acknowledged is safe in the log, and the merge is tried again by "
-        f"itself",
+        f"DuckDB could not write {path} ({told}). What was acknowledged is safe in the log, and the merge is retried "
+        "automatically",
         path=path,
     )
 

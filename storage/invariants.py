@@ -55,7 +55,7 @@ def _rows(table: VersionedTable) -> Iterator[str]:
     for key, row in table.rows.items():
         if row is None:
             if table.complete and not table.needed(key) and key not in table.gone:
-                yield f"that key {key!r} has no row is remembered, and nobody needs to know"
+                yield f"key {key!r} is remembered as absent, which no reader needs"
         elif not _fits(table, key, row):
             yield f"the row of key {key!r} is {row!r}"
     for key in table.dirty:

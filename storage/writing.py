@@ -1,4 +1,4 @@
-"""What a merge writes to the base: changes as Arrow, without the rows that DuckDB does not take."""
+"""What a merge writes to the base: changes as Arrow, without the rows that DuckDB refuses."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Target(Protocol):
 
 
 class Writing:
-    """What one merge writes: the changes of every table as Arrow, without the rows that DuckDB does not take."""
+    """What one merge writes: the changes of every table as Arrow, without the rows that DuckDB refuses."""
 
     def __init__(self, base: Target, changes: Mapping[TableSchema, Iterable[Changes]], at: str | None) -> None:
         self._base = base

@@ -117,7 +117,7 @@ class Blocks:
             self.settle()
 
     def settle(self) -> None:
-        """Work out what was added."""
+        """Process what was added."""
         waiting, self._waiting = self._waiting, []
         self.count += len(waiting)
         for position, batch in waiting:

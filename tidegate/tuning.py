@@ -26,13 +26,13 @@ QUICK_S = 0.001
 _lock = threading.Lock()
 _open = 0  # engines that have asked for it
 _thresholds: tuple[tuple[int, int, int], tuple[int, int, int]] | None = None  # of the collector: before, and now
-_seen = (0, 0)  # full and short collections when a full one was last known of
+_seen = (0, 0)  # counts of full and short collections at the last known full one
 
-atexit.register(gc.unfreeze)  # an engine may still be open then: what it holds is to be taken apart in order
+atexit.register(gc.unfreeze)  # an engine may still be open then: what it holds must be destroyed in order
 
 
 def tune() -> Callable[[], None]:
-    """An engine opens. Returns what to call when it is closed; more than once does no harm."""
+    """An engine opens. Returns what to call when it is closed; calling it twice is harmless."""
     global _open, _thresholds
     with _lock:
         before = gc.get_threshold() if _thresholds is None else _thresholds[0]
@@ -54,8 +54,8 @@ def tune() -> Callable[[], None]:
 
 
 def _make_up_for(thresholds: tuple[int, int, int]) -> None:
-    """Where a full collection would have come without us, have it now: freezing begins the collector's counts afresh, so in a
-    process that opens one engine after the other it would never come, and what is left of closed engines would stay.
+    """Run a full collection now where one would have been due without us: freezing resets the collector's counts, so in
+    a process that opens one engine after another it would never run, and the remains of closed engines would stay.
     """
     global _seen
     short, _, full = (generation["collections"] for generation in gc.get_stats())
@@ -75,21 +75,21 @@ def _restore() -> None:
             assert _thresholds is not None
             before, since = _thresholds
             _thresholds = None
-            if gc.get_threshold() == since:  # else somebody else has set them
+            if gc.get_threshold() == since:  # otherwise other code has set them
                 gc.set_threshold(*before)
 
 
 class Listened(Protocol):
-    """Knows whether somebody has asked to hear of a ticket since it was last looked at."""
+    """Knows whether a listener for a ticket was added since the last check."""
 
     listened: bool
 
 
 class Turns:
-    """How often threads take turns, for one engine with a log: ``step`` is called after every group."""
+    """The switch interval of threads, for one engine with a log: ``step`` is called after every group."""
 
     _lock = threading.Lock()
-    _quick = 0  # how many want it
+    _quick = 0  # engines that want it
     _before = 0.0
 
     def __init__(self, teller: Listened) -> None:
@@ -115,6 +115,6 @@ class Turns:
                 Turns._before = interval
                 sys.setswitchinterval(QUICK_S)
             elif not wanted and not Turns._quick:
-                if Turns._before and math.isclose(interval, QUICK_S):  # else somebody else has set it
+                if Turns._before and math.isclose(interval, QUICK_S):  # otherwise other code has set it
                     sys.setswitchinterval(Turns._before)
                 Turns._before = 0.0

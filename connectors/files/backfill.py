@@ -53,7 +53,7 @@ class Backfilled:
 
 
 class Place:
-    """How far the feed has come: rows, and the value of the first order column with how many rows of it."""
+    """The position of the feed: rows, and the value of the first order column with the number of rows that have it."""
 
     def __init__(self, history: str, position: Any) -> None:
         known = position or {"rows": 0, "key": None, "ties": 0}

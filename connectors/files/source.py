@@ -23,7 +23,7 @@ from tidegate.storage.schema import Relation
 log = logging.getLogger("tidegate")
 
 HEAD = 64  # bytes by which a file is recognised
-LOOK_S = 0.1  # how often a followed file or directory is looked at
+LOOK_S = 0.1  # how often a followed file or directory is checked
 
 
 class FileSource:

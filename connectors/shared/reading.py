@@ -135,7 +135,7 @@ _TRUTH = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": F
 
 
 def shown(record: Any) -> str:
-    """A record for people."""
+    """A record in readable form."""
     if isinstance(record, (bytes, bytearray)):
         return record.decode(errors="backslashreplace")
     return record if isinstance(record, str) else repr(record)

@@ -1,4 +1,4 @@
-"""Delivery from a served engine: the batches of a named subscription on their way to a sink."""
+"""Delivery from a served engine: sends the batches of a named subscription to a sink."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class RemoteWaiting:
 
 
 class RemoteDelivery(Delivery):
-    """One stream of a served engine on its way to one sink, in the background."""
+    """The delivery of one stream of a served engine to one sink, in the background."""
 
     def __init__(self, client: Client, connector: Connector) -> None:
         self._client = client

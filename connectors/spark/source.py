@@ -1,8 +1,8 @@
 """The Spark data source ``tidegate``: tables to read, output streams to follow, border streams to write into.
 
-Spark runs these classes in Python processes of its own, on any of its machines, so they talk to the engine over its server:
-option ``url``, ``http://…`` or ``unix:…`` (see :func:`tidegate.connectors.spark.pipeline.share`), and ``token`` if it asks for
-one.
+Spark runs these classes in its own Python processes, on any of its machines, so they talk to the engine over its
+server: option ``url``, ``http://…`` or ``unix:…`` (see :func:`tidegate.connectors.spark.pipeline.share`), and ``token``
+if it asks for one.
 
 ======================  ============================  ========================================================================
 ``spark.read``          ``table`` (or ``load(name)``)  one query, at one state; ``where`` and ``columns`` go into its SQL

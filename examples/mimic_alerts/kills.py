@@ -1,7 +1,7 @@
 """A shift in a process that is killed again and again, at any moment or at a named crash point; then, was it safe?
 
 parent                              child (dies by SIGKILL)
-  │  start ──────────────────────▶  open the directory, go on with the shift where it stopped, alerts to a database
+  │  start ──────────────────────▶  open the directory, resume the shift where it stopped, alerts to a database
   │  ◀── decisions (file) ────────  recorded when they were acknowledged
   │  kill; start again …
   ▼

@@ -1,7 +1,7 @@
 """Scalar SQL expressions as Python source, for statements that address rows directly.
 
 Only what has exactly DuckDB's meaning is compiled; everything else raises :class:`NotCompilable` and is left
-to DuckDB. The generated code reads ``row`` (the row at hand), ``new`` (the row that ON CONFLICT calls
+to DuckDB. The generated code reads ``row`` (the current row), ``new`` (the row that ON CONFLICT calls
 ``excluded``) and ``p`` (the parameters).
 """
 

@@ -116,7 +116,7 @@ class Statement:
         return self._query.arrow(view, self._parameters.bind(parameters) + draw_all(view, self._draws), self._names)
 
     def explain(self) -> str:
-        """How the statement runs, for people."""
+        """How the statement runs, in words."""
         how = {
             "primary key": "row access by primary key",
             "index": "row access by index",

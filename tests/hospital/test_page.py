@@ -245,7 +245,7 @@ def test_a_shift_that_breaks_says_so() -> None:
 
 
 def test_the_page_is_for_this_machine_only() -> None:
-    with pytest.raises(TidegateError, match="lets other machines in"):
+    with pytest.raises(TidegateError, match="lets other machines connect"):
         run_live(Options(backend="local"), Console(quiet=True), "0.0.0.0", 0, browser=False)
 
 

@@ -51,7 +51,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back."""
+    """The response to a call."""
 
     status: int
     body: bytes

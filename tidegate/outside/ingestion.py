@@ -4,7 +4,7 @@
         ▲                        │ one record in the log: rows and position, both or none
         └── source.open(position(name)) after a restart, a lost connection, or any doubt
 
-The position that went in with the last rows is the only truth about how far a source has come. A crash at any moment
+The position that was stored with the last rows is the only truth about the progress of a source. A crash at any moment
 leaves it before or after a chunk, never inside, and the source continues from there: each row is taken exactly once.
 ``committed`` lets the other side discard its data; if we die before it is called, the next opening says where we are.
 

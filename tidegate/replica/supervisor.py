@@ -142,7 +142,7 @@ class Child:
             pass  # it is being ended, or dead: the supervisor handles that
 
     def _freshen(self, request: int) -> None:
-        """A merge may take a while, and listening must go on."""
+        """A merge may take a while, and listening must continue meanwhile."""
         position = self._feed.hasten(self._limits.refresh_s)
         with self._feed.news:
             self._awoken.append((request, position))
@@ -169,7 +169,7 @@ class Child:
         code = self.process.poll()
         if code is not None:
             words = " | ".join(self._last_words)
-            return f"it ended by itself (exit code {code}){': ' + words if words else ''}"
+            return f"it ended on its own (exit code {code}){': ' + words if words else ''}"
         if (used := self.resident_mb()) > limits.memory_mb:
             self._farewell_s = HURRY_S
             return f"its queries took more memory than allowed ({used:.0f} of {limits.memory_mb} MB)"

@@ -1,7 +1,7 @@
 """``tidegate crash-test``: kill an engine again and again; nothing acknowledged may be lost or doubled.
 
 parent                               child (dies by SIGKILL: at a random moment, or at a named crash point)
-  │  start ───────────────────────▶   open the directory, go on with the workload
+  │  start ───────────────────────▶   open the directory, resume the workload
   │  ◀── acknowledgements (file) ───  only after ticket.result() or a sync
   │  kill; read the log; start again …
   ▼

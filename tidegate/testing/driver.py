@@ -163,7 +163,7 @@ class SeededDriver:
     # ---- the loop
 
     def run(self, inputs: Iterable[Input]) -> History:
-        """Feed ``inputs`` in order (decisions: at any moment) and go on until all is finished."""
+        """Feed ``inputs`` in order (decisions: at any moment) and continue until everything is finished."""
         for item in inputs:
             self._queue(item)
         while self.step() or self._last_resort():

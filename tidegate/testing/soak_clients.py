@@ -114,7 +114,7 @@ class Clients:
         """It continues at the position that the server reports; an interrupted request is sent again unchanged."""
         last = client.position(source) or 0
         if last < self.acknowledged.get(source, 0):
-            raise AssertionError(f"{source} stands at {last}, but {self.acknowledged[source]} was acknowledged: lost")
+            raise AssertionError(f"{source} is at {last}, but {self.acknowledged[source]} was acknowledged: lost")
         while self._goes_on(source, chance.uniform(0, 0.1)):
             rows = rows_of(source, last + 1, chance.randrange(1, 9))
             send(rows, source=source, offset=last + len(rows), after=last or None)

@@ -104,7 +104,7 @@ def _numbers(rows: Iterable[tuple[Any, ...]], acknowledged: Mapping[str, int], e
         if last < acknowledged.get(source, 0):
             wrong.append(f"lost: {source} was acknowledged up to {acknowledged[source]}, and ends at {last}")
         if source not in CALLS and engine.position(source) != (last or None):
-            wrong.append(f"{source} stands at {engine.position(source)}, and its last row is {last}")
+            wrong.append(f"{source} is at {engine.position(source)}, and its last row is {last}")
     return wrong
 
 

@@ -2,7 +2,7 @@
 
 Below, l is a row of the left stream with time τl (``left_time``), r one of the right stream with time τr; their keys are
 the values of the columns in ``on``. NULL equals nothing. Each side has a watermark: its largest time so far, minus
-``delay``. A row whose time lies before the watermark of its own side, as it was when the row came, is late.
+``delay``. A row whose time is before the watermark of its own side when it arrives is late.
 
 **interval** (``within=D``): l and r match when their keys are equal and |τl − τr| ≤ D; with ``within=(B, A)``, when
 τl − B ≤ τr ≤ τl + A::

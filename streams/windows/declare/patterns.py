@@ -173,8 +173,9 @@ def check(pattern: Pattern, spec: WindowSpec, function: Function, keyed: bool = 
         )
     if isinstance(pattern.core, (PaneFarm, WindowMapReduce)) and not function.decomposable:
         raise DeclarationError(
-            f"{what} works out parts of a window and combines them, but {function!r} can't be decomposed; give aggregates or "
-            f"decomposed(pane, combine), or take {'KeyFarm or WindowFarm' if spec.by or keyed else 'WindowFarm'}"
+            f"{what} computes parts of a window and combines them, but {function!r} can't be decomposed; give "
+            "aggregates or decomposed(pane, combine), or use "
+            f"{'KeyFarm or WindowFarm' if spec.by or keyed else 'WindowFarm'}"
         )
     if isinstance(pattern.core, PaneFarm) and not has_panes(spec):
         raise DeclarationError(

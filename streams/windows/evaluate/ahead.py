@@ -114,7 +114,7 @@ class LookAhead:
         return slide
 
     def _step(self, key: Any, state: Any, rows: Any, now_us: int) -> Step | None:
-        """The step with the answers for this slide; None: it is evaluated by itself."""
+        """The step with the answers for this slide; None: it is evaluated on its own."""
         while True:
             with self.lock:
                 chain = self.chains.get(key)
