@@ -1,5 +1,4 @@
-"""The hospital at real-time speed: does it keep up, and how long after the last sample of a window does its alert
-arrive?
+"""The hospital at real-time speed: does it keep up, and how soon after a window's last sample is its alert there?
 
 The monitors of all patients send a packet of 125 samples every second, spread over the second. Every patient's pressure is too
 high, and for nine in ten the drug was given before: each of their windows ends in a notice. The others' doctor declines at once.

@@ -1,5 +1,4 @@
-"""All benchmarks, in short form, one after another, with tables and plots: what ``make bench`` writes to
-``benchmarks/results/``.
+"""All benchmarks, in short form, with tables and plots: what ``make bench`` writes to ``benchmarks/results/``.
 
 Every benchmark runs as a separate command, so that none inherits the memory or the threads of another.
 """

@@ -305,8 +305,7 @@ def online_bidding(parameters: Parameters) -> Workload:
 
 
 def toll_processing(parameters: Parameters) -> Workload:
-    """Linear Road reports: a nested transaction keeps a road segment's mean speed, counts its vehicles, and charges a
-    toll.
+    """Linear Road reports: a nested transaction keeps a segment's mean speed, counts its vehicles, and charges a toll.
 
     A segment is a partition, so no transaction spans several; a report with an impossible speed is aborted.
     """

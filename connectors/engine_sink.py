@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 
 
 class EngineSink:
-    """Pushes each batch, under its id, to the border stream ``stream`` of an embedded engine or of a served one (a
-    client).
+    """Pushes each batch, under its id, to the border stream ``stream`` of an engine or, with a client, of a served one.
 
     Pushing an id again changes nothing, so each batch counts once. Nothing else may push to the stream: ids ascend. The
     stream has the columns of the delivered one. For a keyed stream, or the changelog of a partitioned table, declare it

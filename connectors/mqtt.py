@@ -82,8 +82,7 @@ class MqttSource:
         return len(self._line)
 
     def check(self, name: str, relation: Relation, position: Any) -> Checked:
-        """Connects under a separate name, without a persistent session: the source's own session and its messages are
-        untouched."""
+        """Connects under a separate name, without a persistent session: the source's own session and messages stay."""
         self._check_fit(name, relation)
         client = self._made_client(f"tidegate-check-{uuid.uuid4().hex[:8]}", keep=False)
         shared = [topic for topic in self._topics if topic.startswith("$share/")]  # would take messages from others
@@ -141,8 +140,7 @@ class MqttSource:
         return client
 
     def _connect(self, client: Any, topics: list[str]) -> None:
-        """Returns when the broker has accepted us and our subscriptions: everything published from then on reaches
-        us."""
+        """Returns when the broker has accepted us and our subscriptions: what is published from then on reaches us."""
         self._refused = None
         answered = threading.Event()
 

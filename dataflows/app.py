@@ -191,8 +191,7 @@ class App:
     # ---- SQL
 
     def sql(self, statement: Any) -> Statement:
-        """Prepare SQL text or a SQLAlchemy Core statement now, so that mistakes show early; run it with
-        ``txn.execute``."""
+        """Prepare SQL text or a SQLAlchemy Core statement, so that mistakes show early; run it with ``txn.execute``."""
         return self._prepare(statement, None)
 
     def statement(self, statement: Any, windows_of: str | None = None) -> Statement:

@@ -1,5 +1,4 @@
-"""The declaration of a table's changelog: a stream without a producer, and procedures to start it and to refill
-tables."""
+"""The declaration of a table's changelog: a stream without a producer, and procedures to start it and refill tables."""
 
 from __future__ import annotations
 

@@ -205,8 +205,7 @@ class Graph:
         return next(iter(numbers.values()), None)
 
     def _check_asked_by(self, node: str, stream: str, number: str | None, numbered: dict[str, str | None]) -> None:
-        """An answer names its question by batch-id: all units that wait on a stream must number their batches the same
-        way."""
+        """An answer names its question by batch-id: all units that wait on a stream must number batches alike."""
         if numbered.setdefault(stream, number) != number:
             raise DeclarationError(
                 f"stream {stream} answers questions of {node} and of others whose batches are numbered differently (by "

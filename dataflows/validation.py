@@ -1,5 +1,4 @@
-"""Mistakes in the declaration of one procedure, found immediately and named. Rules of the whole graph are in
-``graph``."""
+"""Mistakes in the declaration of one procedure, found early and named. Rules of the whole graph are in ``graph``."""
 
 from __future__ import annotations
 

@@ -122,8 +122,7 @@ def content_type(request: Request) -> str:
 
 
 async def aside(size: int, function: Callable[..., T], *arguments: Any) -> T:
-    """The result of a function that works on ``size`` bytes, in a thread when they are many: others are served
-    meanwhile."""
+    """The result of a function of ``size`` bytes, in a thread when they are many: others are served meanwhile."""
     if size <= LARGE:
         return function(*arguments)
     return await asyncio.get_running_loop().run_in_executor(_LARGE_BODIES, function, *arguments)

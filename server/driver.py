@@ -72,8 +72,7 @@ class Mailbox:
 
 
 def _as_error(error: BaseException) -> Exception:
-    """An error that is safe to raise in the event loop: a SystemExit from a user's procedure would end the server
-    there."""
+    """An error that is safe to raise in the event loop, where a SystemExit from a procedure would end the server."""
     if isinstance(error, Exception):
         return error
     return ServerError(f"a procedure raised {error!r} and was stopped; the status shows what is halted", status=500)
@@ -140,8 +139,7 @@ class Driver:
         return await self._accepted(job)
 
     async def feed(self, stream: str, rows: list[Any], size: int, source: str | None, offset: Any, after: Any) -> int:
-        """Feed rows. That may wait for room, so it has its own threads: answers free the room, and arrive on this
-        one."""
+        """Feed rows. That may wait for room, so it has its own threads: answers make room, and arrive on this one."""
 
         def job() -> int:
             try:

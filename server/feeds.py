@@ -202,8 +202,7 @@ class Feeds:
                 self.feeds[stream].publish(event)
 
     def _skip(self, stream: str, number: int) -> None:
-        """The batch ``number`` of a stream was not kept: its followers are dropped, and no cursor leads across the
-        gap."""
+        """The batch ``number`` of a stream was not kept: its followers are dropped, and no cursor crosses the gap."""
         feed = self.feeds.get(stream)
         if feed is not None:
             feed.kept.clear()

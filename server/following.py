@@ -258,8 +258,7 @@ async def waiting(request: Request, context: Context) -> Response:
 
 
 async def acknowledge(request: Request, context: Context) -> Response:
-    """Acknowledge the batches with these cursors: they are never sent again. With ``refused`` they become dead
-    letters."""
+    """Acknowledge the batches with these cursors, which are not sent again; ``refused`` makes them dead letters."""
     message: Acknowledged = await read_json(request, context.settings, Acknowledged)
     count = await context.named.acknowledge(request.path_params["name"], message)
     return json_response({"acknowledged": count})

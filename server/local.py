@@ -34,8 +34,7 @@ CONNECTIONS = 200
 
 
 class LocalServer:
-    """Listens from its creation until it is closed; use it in a ``with`` block. ``url`` is for
-    :func:`tidegate.connect`."""
+    """Listens until it is closed; use it in a ``with`` block. ``url`` is for :func:`tidegate.connect`."""
 
     def __init__(self, engine: Engine) -> None:
         self._directory = Path(tempfile.mkdtemp(prefix="tidegate-"))  # for this user only

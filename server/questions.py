@@ -67,8 +67,7 @@ def _check_name(given: str | None, stream: str, key: Any, batch_id: int) -> None
 
 
 def _check_open(engine: Engine, stream: str, key: Any, batch_id: int) -> None:
-    """Raise when there is no such question. One that was answered passes: the push tells a repeat from a different
-    answer.
+    """Raise when there is no such question. One that was answered passes: the push detects a different answer.
 
     Only an answer closes an open question, so the push that follows can't miss it.
     """

@@ -1,5 +1,4 @@
-"""The answer to ``/ready``: checked outside the event loop, at most once a second, and never waited for
-indefinitely."""
+"""The answer to ``/ready``: checked outside the event loop, at most once a second, with a timeout."""
 
 from __future__ import annotations
 

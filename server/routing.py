@@ -23,8 +23,7 @@ PARAMETER = "{}"
 
 
 class Direct:
-    """An ASGI application over a table of endpoints, with another one for everything else. The caller handles
-    errors."""
+    """An ASGI application for a table of endpoints, with another for everything else. The caller handles errors."""
 
     def __init__(self, endpoints: Sequence[Endpoint], context: Callable[[], Context], otherwise: ASGIApp) -> None:
         self._root: Node = {}

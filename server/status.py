@@ -21,8 +21,7 @@ LOCK_TIMEOUT_S = 1.0
 
 
 def look(engine: Engine, driver: Driver, feeds: Feeds) -> dict[str, Any]:
-    """The state of everything. Waits at most a second for the engine's lock: a long procedure must not hide the
-    rest."""
+    """The state of everything. Waits at most a second for the engine's lock: a long procedure must not hide it."""
     found = {**counters(engine, driver, feeds), "at": dt.datetime.now(dt.UTC), "busy": False}
     if not engine.lock.acquire(timeout=LOCK_TIMEOUT_S):
         return {**found, "busy": True}

@@ -83,8 +83,7 @@ class Token:
 
     @property
     def tables(self) -> tuple[str, ...] | None:
-        """What its SQL may read; None: everything. A token restricted to some streams can't reach others through
-        tables."""
+        """What its SQL may read; None: everything. Restricted to some streams, it can't reach others by tables."""
         if "admin" in self.roles:
             return None
         return self.scopes.get("tables", () if "streams" in self.scopes else None)

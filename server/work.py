@@ -41,8 +41,7 @@ def _check_source(request: Request, pushed: Pushed) -> None:
 
 
 def row_reader(context: Context, stream: str) -> Callable[[list[Any], bool], list[Any]]:
-    """What makes rows of a border stream from JSON. Many rows are checked right there, so that the engine's thread need
-    not."""
+    """What makes rows of a border stream from JSON. Many rows are checked right there, not on the engine's thread."""
     border, wire = context.engine.intake.border(stream), context.feeds.wires[stream]
 
     def read(rows: list[Any], large: bool) -> list[Any]:
@@ -154,8 +153,7 @@ def _asks(context: Context, found: Ticket) -> bool:
 
 
 async def _outcome(request: Request, context: Context, accepted: Accepted, encoding: str = "plain") -> Response:
-    """200 when everything it caused has finished; 202, with the name of a ticket, when it is accepted and still
-    running."""
+    """200 when everything it caused has finished; 202, with a ticket's name, when it is accepted and still running."""
     found = accepted.ticket
     name = None if found.done else context.tickets.keep(found, holder_of(request))
     return await _told(found, encoding, {"sequence": accepted.sequence, "ticket": name}, 202 if name else 200)

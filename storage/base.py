@@ -76,8 +76,7 @@ class Base:
         self.opening += 1
 
     def reopen(self) -> None:
-        """After DuckDB has invalidated the database: every connection to it must be closed first. The caller holds
-        ``gate``."""
+        """After DuckDB has invalidated the database; all connections must be closed. The caller holds ``gate``."""
         if self.path is None:
             raise BaseDamaged("DuckDB has invalidated the in-memory tables; close the engine and open it again")
         with self._copying:
@@ -211,8 +210,7 @@ class Base:
         return None
 
     def publish(self) -> None:
-        """Commit what :meth:`merge` wrote. The caller holds ``gate`` and drops the merged changes from memory under
-        it."""
+        """Commit what :meth:`merge` wrote. The caller holds ``gate`` and drops the merged changes under it."""
         self.published += 1  # before the commit: whoever sees it also sees that there was one
         try:
             self.connection.execute("COMMIT")
@@ -267,8 +265,7 @@ def letting_signals_through() -> Iterator[None]:
 
 
 def write_error(path: Path | None, error: duckdb.Error) -> TidegateError:
-    """Why DuckDB did not write: no disk space, another reason that may pass, or because it has invalidated the
-    database."""
+    """Why DuckDB did not write: no disk space, another passing reason, or because it has invalidated the database."""
     told = (str(error).splitlines() or [type(error).__name__])[0]
     if isinstance(error, (duckdb.FatalException, duckdb.InternalError)):
         return BaseDamaged(

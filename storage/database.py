@@ -204,8 +204,7 @@ class Database:
         return sum(part.num_rows for delta in deltas.values() for part in delta if part is not None)
 
     def _end_merge(self, changed: Iterable[VersionedTable], in_base: bool, lock: AbstractContextManager[Any]) -> None:
-        """The changes taken are in the base now; or, if that is not certain, they stay unmerged and the next merge
-        writes them again."""
+        """The changes taken are in the base now or, if that is uncertain, stay unmerged for the next merge to write."""
         with lock, self.halfway.step(MERGING):
             for table in changed:
                 if in_base:
@@ -244,8 +243,7 @@ class Database:
         return session
 
     def discard_session(self) -> None:
-        """This thread's connection was interrupted: the outcome of the next query on it would be unknown, so that gets
-        a new one.
+        """This thread's connection was interrupted: its next query could return anything, so that gets a new one.
 
         It closes with its last reference: another thread may be about to interrupt it.
         """

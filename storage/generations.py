@@ -87,8 +87,7 @@ def _remove(partial: Path) -> None:
 
 
 def sync_base(path: Path) -> None:
-    """Make DuckDB's changes to the directory (a removed write-ahead log) durable too; a new file is restricted to its
-    owner."""
+    """Make DuckDB's changes to the directory (a removed WAL) durable too; restrict new files to the owner."""
     close_to_others(path)
     sync_file(path.parent)
 

@@ -1,5 +1,4 @@
-"""What must hold for a table in memory, whatever is committed, loaded, trimmed, merged and evicted:
-``VersionedTable.check``.
+"""What must hold for a table in memory, after any commit, load, trim, merge and eviction: ``VersionedTable.check``.
 
 It costs a walk through the whole table. The simulation and tests call it after every step; an engine never does.
 """
@@ -27,8 +26,7 @@ def broken(table: VersionedTable) -> Iterator[str]:
 
 
 def check_readers(table: VersionedTable, positions: Sequence[Position], commits: Sequence[int]) -> None:
-    """Raise CorruptionError unless everything is there that executions at these positions and readers of these commits
-    may read."""
+    """Raise CorruptionError unless everything is there that these positions, and readers of these commits, may read."""
     position, commit = table.settled
     for at in positions:
         if at <= position:

@@ -46,8 +46,7 @@ class TableMerge:
                     aside[key] = self._rows[key]
 
     def taken(self, size: int) -> Iterator[Changes]:
-        """What the base lacks: the state of every changed key as of the beginning of the merge, ``size`` keys at a
-        time.
+        """What the base lacks: the state of every changed key at the start of the merge, ``size`` keys at a time.
 
         Needs no lock. A commit puts the old row aside *before* it replaces it, and here we look for it *after* reading
         the row: a row that is too new is always detected.

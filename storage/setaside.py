@@ -31,8 +31,7 @@ T = TypeVar("T")
 
 
 class SetAside(NamedTuple):
-    """A row that the base does not have because DuckDB refused it. ``since``: the time of the first merge that refused
-    it."""
+    """A row that the base does not have because DuckDB refused it. ``since``: the time of the first refusal."""
 
     table: str
     key: Key

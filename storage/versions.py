@@ -250,8 +250,7 @@ class VersionedTable:
                     index.replace(old, row, key)
 
     def _commit_slowly(self, writes: dict[Key, Row | None], position: Position, commit: int, keep_older: bool) -> None:
-        """``commit`` where older versions are or may have been read, a merge is under way, or rows are not in
-        memory."""
+        """``commit`` where older versions may be or were read, a merge is under way, or rows are not in memory."""
         if not writes:
             return
         if self.merge is not None:
@@ -263,8 +262,7 @@ class VersionedTable:
         self.newest_commit = commit
 
     def _commit_many(self, writes: dict[Key, Row | None]) -> dict[Key, Row | None]:
-        """Commit what replaces existing rows; returns the rest. One pass: with many rows, the cost is in reaching
-        them."""
+        """Commit what replaces existing rows; returns the rest. One pass: reaching many rows is what costs."""
         rows, dirty, indexes = self.rows, self.dirty, self.indexes
         gone: list[Row] = []
         gone_keys: list[Key] = []
@@ -402,8 +400,7 @@ class VersionedTable:
                 self.merge = None
 
     def forget(self, size: int) -> bool:
-        """Drop up to ``size`` rows that the merge found deleted and that were not written since; False when there are
-        no more."""
+        """Drop up to ``size`` rows that the merge found deleted and not written since; False when none are left."""
         gone = self.gone
         for _ in range(min(size, len(gone))):
             key = gone.pop()

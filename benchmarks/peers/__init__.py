@@ -1,5 +1,4 @@
-"""The leaderboard on other systems, each checked for the right final result and labelled with what it really
-guarantees."""
+"""The leaderboard on other systems, each checked for the right result and labelled with what it really guarantees."""
 
 from __future__ import annotations
 

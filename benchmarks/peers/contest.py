@@ -1,5 +1,4 @@
-"""What a contender is: it runs the leaderboard's votes in its own way, and its final state is compared with the
-reference."""
+"""A contender: it runs the leaderboard's votes in its own way, and its final state is compared with the reference."""
 
 from __future__ import annotations
 

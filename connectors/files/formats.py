@@ -32,8 +32,7 @@ class Content(Protocol):
     """An open file."""
 
     def read(self, at: int, limit: int, whole: bool) -> Read | None:
-        """Rows from ``at`` on; None when there are none. ``whole``: nothing will be appended, so the last line
-        counts."""
+        """Rows from ``at`` on; None when there are none. ``whole``: nothing will be added, so the last line counts."""
 
     def lag(self, at: int) -> int: ...
     def close(self) -> None: ...

@@ -111,8 +111,7 @@ class FileSink:
             raise self._refused(batches[0].stream, error) from error
 
     def _made(self, place: Path) -> set[Path]:
-        """The directories of a partition, created if needed. The sink's own is not: if it vanished, it may have been a
-        mount."""
+        """The directories of a partition, created if needed. Our own is not: it may have been a mount."""
         found: set[Path] = set()
         inner = self.directory
         for name in place.relative_to(self.directory).parts:

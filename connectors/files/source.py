@@ -109,8 +109,7 @@ class FileSource:
             self._open_content(first)  # checks that it fits
 
     def _check_same(self, path: Path) -> None:
-        """It must be the file whose first bytes are stored; another one under its name would be read from the
-        middle."""
+        """It must be the file whose first bytes are stored; another of that name would be read from the middle."""
         if self._head and _head(path, int(self._head.partition(":")[2])) != self._head:
             if not self.follow or self._many:
                 raise SourceError(

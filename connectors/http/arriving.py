@@ -1,5 +1,4 @@
-"""What arrives on a connection, as a file that ends at a fixed deadline and after so many bytes, however slowly they
-trickle in."""
+"""What arrives on a connection, as a file that ends at a fixed deadline and after so many bytes, however slow."""
 
 from __future__ import annotations
 

@@ -109,8 +109,7 @@ class _Pushed:
         self._line.open(position)
 
     def _accept(self, body: bytes) -> Callable[[], tuple[int, dict[str, Any]]]:
-        """Queue a message. Returns a function that waits until it is on disk and gives the HTTP status and the
-        answer."""
+        """Queue a message. Returns a function that waits until it is on disk and gives HTTP status and answer."""
         stored = threading.Event()
         entry = self._entry(body, stored.set)
         self._line.put(entry)

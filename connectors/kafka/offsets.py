@@ -1,5 +1,4 @@
-"""Which partitions and offsets a topic has: what the source, the sink and rebuild need before they read. Needs
-``tidegate[kafka]``.
+"""Partitions and offsets of a topic: what source, sink and rebuild need before they read. Needs ``tidegate[kafka]``.
 
 A topic created a moment ago is not known to every broker yet, and after a change of leader the first request may go to
 the wrong broker. That passes, so requests are retried.

@@ -90,8 +90,7 @@ class KafkaSink:
             raise self._unusable(relation.name, error) from error
 
     def check(self, name: str, relation: Relation) -> str:
-        """Would :meth:`open` succeed, as far as can be told without becoming the producer? Creates and fences
-        nothing."""
+        """Would :meth:`open` succeed, as far as known without becoming the producer? Creates and fences nothing."""
         self._check_fit(name, relation)
         try:
             there = AdminClient({**self._settings, "logger": ClientLog()}).list_topics(timeout=REQUEST_S).topics
@@ -254,8 +253,7 @@ class KafkaSink:
         self._cursor = digests
 
     def _is_fresh(self, batch: Batch, digests: Mapping[tuple[str, int], str]) -> bool:
-        """False for a repeat. The same id with other rows comes from another engine and would be lost, so it is an
-        error."""
+        """False for a repeat. The same id with other rows is an error: it is another engine's, and would be lost."""
         address = key_text(batch), batch.id
         known = self._cursor.get(address)
         if known is not None and known != digests[address]:
@@ -310,7 +308,6 @@ class KafkaSink:
 
 
 def _cursor_topic(name: str, topic: str) -> str:
-    """For one delivery to one topic. Topic names allow few characters and are short: the digest tells similar ones
-    apart."""
+    """For one delivery to one topic. Topic names are short and limited: the digest tells similar ones apart."""
     readable = re.sub("[^A-Za-z0-9._-]", "-", f"{name}-{topic}")[:200]
     return f"tidegate-cursor-{readable}-{short_digest(f'{name} {topic}')}"

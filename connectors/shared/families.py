@@ -1,5 +1,4 @@
-"""What a source or a schema says its fields hold, and which columns can take that: what can never fit is reported at
-the start.
+"""What a source or a schema says its fields hold, and which columns can take that: checked at the start.
 
 Types of all systems are compared as families, those of :mod:`tidegate.storage.types` (``integer``, ``text``, …) and
 ``object``, a JSON object. A field is described by its type in words and the families its values may be of; None:

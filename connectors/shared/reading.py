@@ -63,8 +63,7 @@ class RowReader:
         return named
 
     def check_fields(self, fields: Iterable[str], where: str) -> None:
-        """Raise SourceError when the source as a whole can't fit: a field without a column, a NOT NULL column without a
-        field."""
+        """Raise SourceError when the source can't fit: a field without a column, a NOT NULL column without a field."""
         there = list(fields)
         unknown = [] if self._ignore else [field for field in there if field not in self._column_of]
         missing = [c.name for c in self.relation.columns if not c.nullable and self.field_of[c.name] not in there]

@@ -125,8 +125,7 @@ class RemoteDelivery(Delivery):
 
 
 def _drained(status: dict[str, Any], name: str) -> bool:
-    """What waits for a person, or behind a halted dataflow, may wait forever. A server under load reports only
-    counts."""
+    """What waits for a person, or for a halted dataflow, may wait forever. A server under load reports only counts."""
     running = status["unfinished"] and not status["halted"] and not status.get("questions")
     kept = next((one["waiting"] for one in status.get("subscriptions", ()) if one["name"] == name), None)
     return not running and kept == 0

@@ -96,8 +96,7 @@ class Running:
         return [one for one in everything if one.state == "stopped"]
 
     def drain(self, timeout_s: float = DRAIN_S) -> bool:
-        """Wait until everything from the sources is processed and delivered; False when ``timeout_s`` was not
-        enough."""
+        """Wait until everything from the sources is processed and delivered; False when ``timeout_s`` is too short."""
         from tidegate.engine.engine import Engine
 
         if isinstance(self._target, Engine):

@@ -51,8 +51,7 @@ class WaitingLine:
 
     @contextmanager
     def room(self, size: int) -> Iterator[None]:
-        """Reserve room for a message of so many bytes while it is read; once queued it has its own. Overloaded when
-        there is none."""
+        """Reserve room for a message of this size while it is read, until it is queued. Overloaded if none is left."""
         with self._changed:
             if self._bytes + size > self._capacity_bytes:
                 raise Overloaded(

@@ -144,8 +144,7 @@ class Pipeline:
         return ended is None or bool(ended)
 
     def stop(self) -> None:
-        """Stop the query. A micro-batch that the engine does not have is sent again after a restart with the same
-        checkpoint."""
+        """Stop the query. A micro-batch the engine lacks comes again after a restart with the same checkpoint."""
         self._patience.stop()
         self.query.stop()
 

@@ -104,8 +104,7 @@ class SqlSource:
         self._kept = [n for n in found if n in fields or n != self._cursor]
 
     def _types(self, connection: sa.Connection, result: Any) -> dict[str, Told]:
-        """The types of the columns, as far as the database knows. In SQLite only a text column says what its values
-        are."""
+        """The types of the columns, as far as the database knows. In SQLite only those of text columns are reliable."""
         if connection.dialect.name == "postgresql":
             described = result.cursor.description
             return {column.name: postgres_told(column.type_display) for column in described}

@@ -15,8 +15,7 @@ from tidegate.examples.leaderboard.reference import Contest, random_votes
 
 
 def run(votes: int = 60_000, seed: int = 1, seconds: float = 8.0, console: Console | None = None) -> bool:
-    """Play a contest in about ``seconds`` seconds, show it, and compare its final state with the plain-Python
-    reference."""
+    """Play a contest in about ``seconds`` seconds, show it, and compare its result with the plain-Python reference."""
     console = console or Console()
     cast = random_votes(votes, seed)
     steps = 100

@@ -49,8 +49,7 @@ def hospital(
     backend: dict[str, Any] | None = None,
     recovery: Literal["weak", "strong", "effects"] = "weak",
 ) -> App:
-    """The app. Undecided recommendations lapse after ``deadline_s``; no one is asked about the same sign again for
-    ``quiet_s``.
+    """The app. Undecided recommendations lapse after ``deadline_s``; a sign is not raised again for ``quiet_s``.
 
     ``backend``: further arguments for the windows over waveforms, such as a pattern. ``recovery``: what is logged.
     """

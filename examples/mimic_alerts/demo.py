@@ -109,8 +109,7 @@ def _clock(seconds: float) -> str:
 
 @contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
-    """Inside it the first Ctrl-C only requests a stop, so that what happened until then can be reported; the second
-    acts as usual."""
+    """Inside, the first Ctrl-C only requests a stop, so that the outcome can be reported; the second is as usual."""
     asked = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield asked.is_set

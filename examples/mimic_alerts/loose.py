@@ -1,5 +1,4 @@
-"""What goes wrong without the guarantees: the hospital's own procedures, run by something that gives none of them, or
-all but one.
+"""What goes wrong without the guarantees: the hospital's own procedures, run with none of them, or all but one.
 
 The functions are those of :mod:`app`; only the runtime is different. It keeps tables in dictionaries and runs one step
 of one alert or visit at a time, in the ward's time, with these switches:
@@ -77,8 +76,7 @@ class Input:
 
 
 def busy_shift(seed: int, patients: int = 24, minutes: int = 480) -> list[Input]:
-    """A bad night of eight hours: pressures go up and down, and doctors make rounds. A doctor who comes by during a
-    crisis sees it, too."""
+    """A bad night of eight hours: pressures vary, doctors make rounds, and one who comes in a crisis sees it."""
     dice = np.random.default_rng(seed)
     found = []
     for patient in range(1, patients + 1):

@@ -102,8 +102,7 @@ class Shift:
     def play(
         self, speed: float = 0, stop: Callable[[], bool] = lambda: False, after: Callable[[Step], Any] = id
     ) -> Seen:
-        """To the end. ``speed``: ward seconds per second; 0 is as fast as possible. ``after`` is called after every
-        step."""
+        """To the end. ``speed``: ward seconds per second; 0: as fast as possible. ``after``: called after each step."""
         began, first = time.monotonic(), None
         for step in self.source.steps():
             if stop():

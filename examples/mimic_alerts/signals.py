@@ -58,8 +58,7 @@ def pressure_pane(packets: Any) -> tuple[float, ...]:
 
 
 def pressure_window(panes: Sequence[tuple[float, ...]]) -> tuple[Any, ...]:
-    """When it ended, mean, spread, and why it is not a valid measurement: as a whole, or because of one of its
-    panes."""
+    """When it ended, mean, spread, and why it is not a valid measurement: as a whole, or because of one pane."""
     first, last = int(min(pane[0] for pane in panes)), int(max(pane[1] for pane in panes))
     whole = tuple(sum(pane[i] for pane in panes) for i in range(2, 9))
     ended_at = dt.datetime(1970, 1, 1) + dt.timedelta(microseconds=last + 1_000_000)

@@ -93,8 +93,7 @@ def stories(minutes: float) -> list[Course]:
 
 
 class Ward:
-    """A source: ``steps()`` gives a second of every patient at a time; ``administered`` informs it of what was
-    given."""
+    """A source: ``steps()`` gives a second of every patient at a time; ``administered`` says what was given."""
 
     name = "simulated ward"
 

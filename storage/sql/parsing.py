@@ -90,8 +90,7 @@ REFUSED_FUNCTIONS = {
 
 @dataclass
 class Parsed:
-    """One statement: its tree (placeholders numbered, functions of time and chance replaced by placeholders) and what
-    it touches.
+    """One statement: its tree (placeholders numbered, time and chance replaced by placeholders) and what it touches.
 
     ``draws``: kinds of the placeholders that follow the user's parameters: now, today, time, random, uuid.
     """

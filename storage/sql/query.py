@@ -154,8 +154,7 @@ class Query:
             raise
 
     def _run_in_snapshot(self, view: View, session: Session, values: Sequence[Any], extra: Extra, fetch: Any) -> Any:
-        """A merge was published while the query ran: run it again, with the snapshot and the overlay fixed at one
-        moment.
+        """A merge was published while the query ran: run it again, with snapshot and overlay fixed at one moment.
 
         Merges are rare, so the first try runs without its own transaction, which would cost more than many queries.
         """

@@ -19,8 +19,7 @@ _done = 0
 
 
 def worker(sock: socket, authenticated: bool) -> int:
-    """One task, as usual. When Spark has closed the connection, as it does when a session ends, that is not an
-    error."""
+    """One task, as usual. A connection that Spark has closed, as at the end of a session, is not an error."""
     global _done
     try:
         code = _carry_out(sock, authenticated)

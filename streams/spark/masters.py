@@ -29,8 +29,7 @@ def slots_of(master: str) -> int:
 
 
 def check_answers(master: str, within_s: float = ANSWERS_WITHIN_S) -> None:
-    """Does a standalone master answer, or will it soon? Spark itself takes a minute to find out, and does not say
-    so."""
+    """Does a standalone master answer, or will it soon? Spark itself takes a minute to find out, silently."""
     found = re.fullmatch(r"spark://(.+)", master)
     if found is None:
         return

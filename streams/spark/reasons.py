@@ -1,5 +1,4 @@
-"""Why something failed on Spark, in one line: Spark's own text is pages long, with the cause somewhere in the
-middle."""
+"""Why something failed on Spark, in one line: Spark's own text is pages long, with the cause in the middle."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""``tidegate backfill``: feed a history in files through an app; Spark reads and sorts it, and evaluates its
-windows."""
+"""``tidegate backfill``: feed files of history to an app; Spark reads and sorts them, and evaluates windows."""
 
 from __future__ import annotations
 

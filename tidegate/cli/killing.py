@@ -74,8 +74,7 @@ def soak(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Everything at once, for minutes, with kills in between: nothing may hang, be lost, be doubled or be seen half
-    done.
+    """Everything at once, for minutes, with kills in between: nothing may hang, be lost, doubled or seen half done.
 
     Pushes by push, feed, call and HTTP, SQL in procedures, queries, subscribers, a slow consumer, questions, merges
     every second; at the end the log is re-executed (tidegate verify) and every number is checked. Exit code 1:

@@ -298,8 +298,7 @@ def verify(
     accept_changed: Annotated[bool, typer.Option(help="Re-execute even if procedures have changed since.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Re-execute the log from as far back as it goes and compare every table, window and emitted batch. Exit code 1:
-    different.
+    """Re-execute the whole log and compare every table, window and emitted batch. Exit code 1: different.
 
     Example: tidegate verify data --app app.py:app
     """
@@ -340,8 +339,7 @@ def restore(
     target: Annotated[Path, typer.Argument(help="A new directory, to open the engine in.")],
     as_json: Json = False,
 ) -> None:
-    """Check that the log of a backup is whole, and copy it to where the engine will be opened. tidegate verify checks
-    the rest.
+    """Check the log of a backup, and copy it to where the engine will be opened. tidegate verify checks the rest.
 
     Example: tidegate restore backups/monday data
     """

@@ -1,5 +1,4 @@
-"""``tidegate bench transactions``, ``connectors``, ``growth``, ``latency``, ``memory`` and ``profile``: further
-benchmarks."""
+"""``tidegate bench transactions``, ``connectors``, ``growth``, ``latency``, ``memory`` and ``profile``."""
 
 from __future__ import annotations
 

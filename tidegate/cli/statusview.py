@@ -1,5 +1,4 @@
-"""A server's status as tables for a terminal. Pure functions of the facts of one look, or of two and the time between
-them."""
+"""A server's status as tables for a terminal. Pure functions of one look, or of two and the time between them."""
 
 from __future__ import annotations
 

@@ -191,8 +191,7 @@ class Client:
         return RemoteDurableSubscription(self, stream, name)
 
     def waiting(self, stream: str, name: str, limit: int | None = None) -> list[tuple[str, Batch]]:
-        """The oldest batches that the named subscription has not acknowledged, each with its cursor; a new name starts
-        now."""
+        """The oldest batches a named subscription has not acknowledged, each with its cursor; a new name starts now."""
         asked = {"stream": stream} | ({} if limit is None else {"limit": limit})
         facts = self.send(calls.get(f"/v1/subscriptions/{quote(name, '')}/batches", **asked)).facts()
         return [(told["cursor"], self.schemas().batch(told)) for told in facts["batches"]]

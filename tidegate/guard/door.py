@@ -187,8 +187,7 @@ class Door:
 
 
 class Line(asyncio.StreamReaderProtocol):
-    """A connection as a pair of streams: ``serve(reader, writer, stays)``; after ``stays()`` was called it is not
-    closed to make room."""
+    """A connection as a pair of streams: ``serve(reader, writer, stays)``; after ``stays()`` it need not make room."""
 
     def __init__(
         self,

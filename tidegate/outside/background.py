@@ -38,8 +38,7 @@ def repeat(step: Callable[[], bool], stop: threading.Event, passing: tuple[type[
 def in_background(
     kind: str, name: str, run: Callable[[], None], ended: Callable[[Exception | None], None]
 ) -> threading.Thread:
-    """Run on a thread that is started here. ``ended``: called at the end, with the unexpected error, if there was
-    one."""
+    """Run on a thread that is started here. ``ended``: called at the end, with an unexpected error, if any."""
 
     def logged() -> None:
         unexpected: Exception | None = None

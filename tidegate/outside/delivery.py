@@ -202,8 +202,7 @@ class Delivery:
         return len(batches)
 
     def _put_aside(self, batches: Sequence[Batch], error: SinkRefused) -> bool:
-        """The target refused: was that once too often? If several batches were sent, it is unknown which one it
-        meant."""
+        """The target refused: was that once too often? Of several batches it is unknown which one it meant."""
         if self.tries is None:
             return False
         if len(batches) > 1:

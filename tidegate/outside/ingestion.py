@@ -140,8 +140,7 @@ class Ingestion:
         return not self.finished
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until the background has taken everything of a finite source; False when ``timeout_s`` was not
-        enough."""
+        """Wait until the background has taken all of a finite source; False when ``timeout_s`` was not enough."""
         with self._reading:
             self._reading.wait_for(lambda: not self.at_work, timeout_s)
         return self.finished
@@ -228,8 +227,7 @@ class Ingestion:
         log.warning("%s: %d records rejected; the first: %s", self.name, len(rows), text_of(malformed[0].reason))
 
     def _failed(self, error: BaseException) -> None:
-        """After any doubt, the source is opened again at the position that is on disk. A full queue is not such a
-        case."""
+        """After any doubt, the source is opened again at the position on disk. A full queue is not such a case."""
         if not isinstance(error, (Overloaded, DiskFull)) and self._opened:
             self._opened = False
             self._chunk = None

@@ -92,5 +92,4 @@ class CheckedSource(Source, Protocol):
     """A source that ``tidegate connect --check`` can look at."""
 
     def check(self, name: str, relation: Relation, position: Any) -> Checked:
-        """Would :meth:`open` succeed? SourceError if not. It creates, takes over and moves nothing, here or on the
-        other side."""
+        """Would :meth:`open` succeed? SourceError if not. Creates, takes over and moves nothing, on either side."""

@@ -1,5 +1,4 @@
-"""The engine's side of the feed: every merge is sent to the replica as Arrow; the whole base is sent first, and
-whenever the replica fell behind."""
+"""The engine's side of the feed: sends every merge as Arrow, and the whole base first or after falling behind."""
 
 from __future__ import annotations
 
@@ -111,8 +110,7 @@ class Feed:
             yield from self._delta(merged)
 
     def _whole(self) -> Iterator[bytes]:
-        """The base as it is, in one piece: no merge runs meanwhile. Work continues; its changes are merged
-        afterwards."""
+        """The base as it is, in one piece: no merge runs meanwhile. Work continues, and is merged later."""
         database = self._engine.database
         with self._engine.merger.paused():
             with self.news:

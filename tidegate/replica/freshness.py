@@ -20,8 +20,7 @@ class Freshness:
     """Lives in the replica's event loop."""
 
     def __init__(self, ask: Callable[[int], None], rest: Callable[[], None], position: Callable[[], int]) -> None:
-        """``ask(request)``: have the engine merge and report the position, see :meth:`told`. ``position()``: of this
-        copy."""
+        """``ask(request)``: have the engine merge and call :meth:`told`. ``position()``: of this copy."""
         self._ask = ask
         self._rest = rest
         self._position = position

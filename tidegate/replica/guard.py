@@ -66,8 +66,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Asker:
-    """Who sends a query. ``tables``: patterns of what it may read, system views as ``tidegate.name``; None:
-    everything."""
+    """Who queries. ``tables``: patterns of what it may read, system views as ``tidegate.name``; None: everything."""
 
     user: str
     tables: tuple[str, ...] | None = None

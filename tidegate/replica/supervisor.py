@@ -237,8 +237,7 @@ class Supervisor:
         self._thread.start()
 
     def _run(self) -> None:
-        """Start, watch, end, repeat. The process is started here because it is set to die with the thread that started
-        it."""
+        """Start, watch, end, repeat. The process is started here: it dies with the thread that started it."""
         pause_s = 0.0
         while not self._stopping.wait(pause_s):
             self.feed.start_over()

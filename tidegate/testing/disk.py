@@ -87,8 +87,7 @@ class SimulatedFiles:
     # ---- faults
 
     def operation(self) -> bool:
-        """One more operation; is it the one during which power is lost? After that nothing any thread does reaches the
-        disk."""
+        """One more operation; is it the one during which power is lost? After that nothing reaches the disk."""
         self.operations += 1
         if self.lose_power_at is None or self.operations <= self.lose_power_at:
             return False

@@ -15,8 +15,7 @@ START = dt.datetime(2020, 1, 1)
 
 
 def past_the_door(relation: Relation, values: Iterable[Any]) -> Any:
-    """A row as if it had been checked, whatever its values are: for tests of what happens when a bad one gets in
-    anyway.
+    """A row as if it had been checked, whatever its values are: for tests of bad rows that got in anyway.
 
     From then on the relation accepts such rows; ``app.tables["orders"]`` and ``app.streams["orders"].relation`` are
     relations.

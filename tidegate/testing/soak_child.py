@@ -156,8 +156,7 @@ class Workers:
                 self._stopping.wait(0.1)
 
     def _result(self, ticket: Ticket) -> Any:
-        """What waits behind a person's decision is done later; with the serial executor, by the next thread that does
-        work."""
+        """What waits for a person's decision is done later; with the serial executor, by the next thread that works."""
         while True:
             try:
                 return ticket.result(1.0)

@@ -37,8 +37,7 @@ GONE = (404, 429, 503, None)  # statuses that go with them: 404 is a ticket of a
 
 
 class Clients:
-    """Threads that push, call, ask, follow and answer. Any error that restarts of the server can't explain is a
-    failure."""
+    """Threads that push, call, ask, follow and answer. An error that no restart can explain is a failure."""
 
     def __init__(self, url: str, seed: int) -> None:
         self._url = url
@@ -155,8 +154,7 @@ class Clients:
             self.counts["http queries"] += 1
 
     def follow(self, client: Client, chance: random.Random) -> None:
-        """A subscriber without a name: nothing doubled or out of order; it is told what it missed while the server was
-        down."""
+        """A subscriber without a name: nothing doubled or out of order; it is told what it missed."""
         seen = Ascending("a subscriber over HTTP")
         with client.subscribe("handled") as following:
             while self._goes_on("http follow", 0):

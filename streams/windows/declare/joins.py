@@ -130,8 +130,7 @@ def join(
     mode: Mode = "coordinated",
     select: Sequence[str] | Mapping[str, str] | None = None,
 ) -> JoinSpec:
-    """Declare a join of two input streams, for ``windows=``; the module's docstring defines the results and when they
-    are emitted.
+    """Declare a join of two input streams, for ``windows=``; the module's docstring defines what is emitted, and when.
 
     ``on``: the columns whose values must be equal: a name that both have, several, or ``{left: right}``; without it, time
     alone decides. ``left_time``, ``right_time``: the columns with the rows' times (TIMESTAMP, DATE or integer, NOT NULL).

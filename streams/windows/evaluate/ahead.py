@@ -320,8 +320,7 @@ class Ahead:
             ahead.coming(key, rows, now_us)
 
     def soon(self, stream: str, parts: Iterable[tuple[Any, Any]]) -> None:
-        """These batches will wait for their turn, after all that wait now. Where the time of arrival matters, it is too
-        early for this."""
+        """These batches will wait for their turn, after those that wait now. Ignored where arrival time matters."""
         for ahead in self.by_stream.get(stream, ()):
             if not ahead.timed:
                 for key, rows in parts:

@@ -33,8 +33,7 @@ class Evaluation:
         return spark_backend(shared_backend(), self.spark, only=named == "spark")
 
     def ahead_of(self, plan: Plan, relation: Relation, known: bool) -> LookAhead | None:
-        """The look-ahead of a window; None where there is none. ``known``: are the rows of its stream known before they
-        are due?"""
+        """The look-ahead of a window, if it has one. ``known``: are its stream's rows known before they are due?"""
         if plan.backend is shared_backend() or plan.vectorised or self.look_ahead == 1:
             return None
         if not known:

@@ -192,8 +192,7 @@ GROWTH = 16  # times as many as before, at most: what a few took, with overhead,
 
 
 class Depth:
-    """How many batches to look ahead: as many as are waiting, as long as their evaluation takes no longer than
-    ``target_s``.
+    """How many batches to look ahead: as many as are waiting, if their evaluation takes at most ``target_s``.
 
     Only batches that make windows fire are counted. It starts small, grows while there is time and something to gain,
     and drops at once when there is not.

@@ -45,8 +45,7 @@ class Reply:
 
 
 class Member:
-    """A worker process, and the work it already knows. It has one task at a time, so neither side blocks while
-    sending."""
+    """A worker process, and the work it already knows. It has one task at a time, so sending never blocks."""
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()

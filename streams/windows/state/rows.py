@@ -46,8 +46,7 @@ class Held:
         return self.parts[0], self.x[0]
 
     def keeping(self, columns: Columns, x: Array, which: Any) -> Held:
-        """The same with only these rows; a small remainder is copied, so that the large array it is part of can be
-        freed."""
+        """The same with only these rows; a small remainder is copied, so that its large array can be freed."""
         kept = columns.take(which) if isinstance(which, np.ndarray) else columns.slice(which, len(columns))
         kept_x = x[which] if isinstance(which, np.ndarray) else x[which:]
         if not len(kept):

@@ -1,5 +1,4 @@
-"""Window state as bytes: arrays as they are in memory, columns of text and decimals as Arrow, everything else as
-msgpack.
+"""Window state as bytes: arrays as in memory, columns of text and decimals as Arrow, everything else as msgpack.
 
 A checkpoint writes all that a window holds, so what counts is the cost of a row: no Python step for each value.
 Reading it back makes values of the kinds named here and nothing else: no bytes in a base can execute code.

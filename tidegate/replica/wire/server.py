@@ -118,8 +118,7 @@ class PostgresServer:
     # ---- login
 
     async def _login(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[Asker, Settings] | None:
-        """Name and settings of a client that may log in; None for one that was rejected or only sent a cancel
-        request."""
+        """Name and settings of a client that may log in; None for one that was rejected or sent a cancel request."""
         secure = False
         while True:
             size = struct.unpack(">i", await reader.readexactly(4))[0]
