@@ -4,7 +4,7 @@ The table keeps the newest row of every key, as it is. Only where an unfinished 
 replaced is there also a chain of versions (:mod:`tidegate.storage.chains`). An execution at position p reads the newest
 version *below* p::
 
-    rows key ─▶ row for every reader above the *settled* position
+    rows    key ─▶ row                                          for every reader above the *settled* position
     chains  key ─▶ (position 9, row) ─▶ (position -1, row)      p = 9 and below read the second one
 
 Which older versions must stay is decided by :meth:`VersionedTable.trim`: for every unfinished execution with an intent on

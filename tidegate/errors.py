@@ -5,7 +5,7 @@
     ├── StatementError        SQL that does not parse, bind or evaluate
     ├── DataError             a value does not fit its column
     │   └── ConstraintError   PRIMARY KEY, NOT NULL, UNIQUE or CHECK refused a row
-    ├── AccessError a procedure touched something it did not declare
+    ├── AccessError           a procedure touched something it did not declare
     ├── BatchError            a border batch that can't be accepted: its id is out of order or taken
     │   └── NotAsked          ... because it answers a question that is not open
     ├── Aborted               the transaction was undone on purpose (txn.abort, or a row that was refused)
@@ -14,7 +14,7 @@
     ├── StillWaiting          nothing can run now; names what the work waits for
     ├── Overloaded            the queues are full
     ├── EngineClosed          the engine was closed
-    ├── SinkError a sink did not accept a batch; it is kept and sent again
+    ├── SinkError             a sink did not accept a batch; it is kept and sent again
     │   └── SinkRefused       ... because the target rejected it, not because it is unreachable
     ├── SourceError           a source can't be read, or what it holds does not fit its stream
     ├── QueryRefused          SQL from outside that is not allowed: it does more than read, or reaches outside
@@ -28,7 +28,7 @@
     │   ├── BaseDamaged       the DuckDB base can't be read (it is rebuilt from a generation and the log) or written
     │   ├── MergeFailed       a merge into the base failed; it is tried again
     │   └── RecoveryRefused   ... does not fit: another app or directory, another format, changed schema or code
-    ├── SparkUnavailable Spark is not available here: no Java, no pyspark, or its session did not start
+    ├── SparkUnavailable      Spark is not available here: no Java, no pyspark, or its session did not start
     ├── ServerError           a server refused a request, or could not be reached
     │   ├── NotAllowed        ... because a token, a role or an allowed origin is missing
     │   ├── CursorGone        ... because it no longer holds what came after the cursor

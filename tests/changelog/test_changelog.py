@@ -100,7 +100,7 @@ def test_an_empty_engine_is_rebuilt_from_it(open_engine: Open, tmp_path: Path) -
     new.push("deposits", [(9, 9, Decimal(1))])  # and it works on
     new.close()
     assert verify(bank(), tmp_path / "new").same
-    with pytest.raises(TidegateError, match="is already in use"):
+    with pytest.raises(TidegateError, match="already has data"):
         rebuild(bank(), tmp_path / "new", {})
     with pytest.raises(TidegateError, match="not a table with a changelog; those are accounts, notes"):
         rebuild(bank(), tmp_path / "other", {"deposits": []})

@@ -125,7 +125,7 @@ def rebuild(
             )
     with tidegate.open(app, directory) as engine:
         if engine.sequence:
-            raise TidegateError(f"{directory} holds an engine that is already in use; rebuild into a new directory")
+            raise TidegateError(f"{directory} holds an engine that already has data; rebuild into a new directory")
         counts = {}
         for table, found in changes.items():
             rows = [row for row in dict(found).values() if row is not None]  # the last one of a key

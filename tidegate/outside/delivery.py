@@ -9,7 +9,7 @@ then sent again after recovery, with the same ids and the same rows. Whether the
 sink:
 
 * a **transactional** sink stores the id of a batch atomically with its rows, and recognises the repeat: each batch
-takes effect exactly once;
+  takes effect exactly once;
 * any other sink sees the repeat (at least once) and passes on ``batch.stable_id``, for the receiver to
   recognise it by.
 
@@ -90,7 +90,7 @@ class Delivery:
     ``error`` is the last failure, None after a success; ``delivered`` counts batches since opening, ``refused`` those
     moved to the dead letters; ``len`` is how many wait.
     ``tries``: how often the target may refuse a batch (:class:`~tidegate.errors.SinkRefused`) before it becomes a dead
-    letter; None: never. An unreachable target is not counted as a refusal.
+    letter; None: no limit. An unreachable target is not counted as a refusal.
     """
 
     def __init__(
