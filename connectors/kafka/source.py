@@ -23,9 +23,9 @@ from tidegate.storage.schema import Relation, Row
 log = logging.getLogger("tidegate")
 
 REQUEST_S = 10.0
-SHORTEST_POLL_S = 0.05  # the client reports errors only while it is polled
+SHORTEST_POLL_S = 0.05  # the client reports only while it is polled
 MOST_AT_ONCE = 1_000_000  # that librdkafka returns
-OVERSIGHT_S = 5.0  # how often offsets are committed to the group, and new partitions looked for
+OVERSIGHT_S = 5.0  # how often new partitions are looked for
 
 
 class KafkaSource:

@@ -28,7 +28,7 @@ class RowReader:
         self, relation: Relation, fields: Mapping[str, str] | None = None, ignore_unknown: bool = False
     ) -> None:
         self.relation = relation
-        self._wire = RowWire(relation, spelt=False)  # a source has typed its integers already
+        self._wire = RowWire(relation, spelt=False)  # a source sends integers as numbers
         self._plain = not fields and not ignore_unknown
         self._ignore = ignore_unknown
         given = dict(fields or {})

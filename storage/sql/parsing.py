@@ -228,7 +228,7 @@ def refused_source(name: str, sql: str) -> StatementError:
 
 def refused_function(name: str, sql: str) -> StatementError:
     return StatementError(
-        f"{name}() can't be used in a procedure: its result would differ on replay; "
+        f"{name}() can't be used in a procedure: its result would differ when the batch is replayed; "
         f"pass the value as a parameter\n  {sql}",
         sql=sql,
     )

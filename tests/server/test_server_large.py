@@ -49,7 +49,7 @@ def test_bodies_are_not_nested_for_ever(shared: Server) -> None:
             assert http.post("/v1/procedures/echo", json={"arguments": [value]}).json()["value"] == value
         lines = b"[1, 0]\n" + b"[" * 200 + b"]" * 200
         got = http.post("/v1/streams/orders/batches", content=lines, headers={"content-type": "application/x-ndjson"})
-        assert (got.status_code, "200 deep" in got.text) == (422, True), got.text
+        assert (got.status_code, "200 levels deep" in got.text) == (422, True), got.text
 
 
 def test_one_push_has_a_largest_number_of_rows_in_json_too(tmp_path: Path) -> None:

@@ -305,7 +305,7 @@ def test_listening_beyond_this_machine_takes_tokens() -> None:
         (entry("push", '"boss"'), "roles must be a list"),
         (entry("push", '"push"', 'expires = "soon"'), "expires must be a date"),
         (entry("push", '"push"', "rate = -1"), "rate must be a positive"),
-        (entry("push", '"push"', "password = 1"), "no field"),
+        (entry("push", '"push"', "password = 1"), "not a field"),
     ],
 )
 def test_mistakes_in_the_tokens_file(text: str, told: str) -> None:

@@ -59,7 +59,7 @@ those with ⌊wS/R⌋R ≤ x < (w+1)S, x being τ when ``on=`` or a length of ti
     window 0              ───
     window 1              ───────
     window 2              ───────────
-    window 3                          ─── restarted
+    window 3                          ───              restarted
 
 **punctuated** (``until=``): ends with (and includes) each row for which ``until`` is true::
 
