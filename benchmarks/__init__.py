@@ -1,1 +1,1 @@
-"""One module per question. Every figure comes with the machine, the versions, the commit and a peer measured beside it."""
+"""One module per question. Every figure comes with the machine, the versions, the commit and a measured peer."""

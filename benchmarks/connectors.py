@@ -25,7 +25,7 @@ from tidegate.examples.leaderboard.app import leaderboard, start
 from tidegate.examples.leaderboard.reference import Contest, random_votes
 
 Progress = Callable[[str], None]
-CHUNK = 1_000  # votes taken from Kafka at a time; each is a batch of its own
+CHUNK = 1_000  # votes taken from Kafka at a time; each is its own batch
 
 
 def bench(
@@ -33,9 +33,10 @@ def bench(
 ) -> dict[str, Any]:
     """Medians over ``rounds``.
 
-    Kafka: votes are in a topic; a durable engine with group commit takes them, one vote to a batch, and the valid ones go out
-    in Kafka transactions, both at once, until the last is committed there. Files: an app that does next to nothing takes
-    the rows in, 10,000 to a batch, into a durable engine; DuckDB reads the same file and sums a column.
+    Kafka: votes are in a topic; a durable engine with group commit takes them, one vote per batch, and the valid ones
+    are delivered in Kafka transactions at the same time, until the last is committed there. Files: an app that does
+    almost nothing takes the rows, 10,000 per batch, into a durable engine; DuckDB reads the same file and sums a
+    column.
     """
     facts: dict[str, Any] = {"votes": votes, "rows": rows, "rounds": rounds}
     facts |= _kafka(votes, rounds, progress)
@@ -167,7 +168,7 @@ def _app() -> App:
 
 
 def _read(path: Path) -> float:
-    """The source alone: rows, checked and typed, and nothing done with them."""
+    """The source alone: rows are checked and typed, and then discarded."""
     source = FileSource(path)
     begin = time.perf_counter()
     source.open("in", RowReader(_app().streams["things"].relation).relation, None)

@@ -1,4 +1,4 @@
-"""What durability costs: acknowledgement latency, log size, recovery, and what a merge holds up."""
+"""What durability costs: acknowledgement latency, log size, recovery, and what a merge delays."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def bench(rounds: int = 3, progress: Progress = lambda text: None) -> dict[str, 
 
 
 def modes(rounds: int, votes: int = 60_000) -> dict[str, Any]:
-    """Votes a second live and in recovery, and bytes of log per vote, for each recovery mode and either way in.
+    """Votes a second live and in recovery, and bytes of log per vote, for each recovery mode, by push and by feed.
 
-    In processor time, each side in a process of its own: what else the machine does counts for neither. Live is the votes
+    In processor time, each side in its own process: other load on the machine does not count. Live is the votes
     alone; recovery is opening the directory, less what opening it takes when there is nothing to replay.
     ``recovery_ratio``: the median of recovery against live, both of the same round.
     """
@@ -68,13 +68,13 @@ def _contest(mode: Recovery) -> App:
 
 
 def _alone(work: Callable[[Recovery, str, str, int], float], *given: Any) -> float:
-    """What ``work`` returns, in a process of its own."""
+    """What ``work`` returns, in a separate process."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
         return process.submit(work, *given).result()
 
 
 def _run_and_stop(mode: Recovery, way: str, place: str, votes: int) -> float:
-    """Take all votes in, then leave without a checkpoint, as a crash would; returns the seconds of processor time."""
+    """Take all votes, then exit without a checkpoint, as a crash would; returns the seconds of processor time."""
     cast = random_votes(votes)
     engine = tidegate.open(_contest(mode), place, merge_rows=10_000_000)
     engine.call("set_up")
@@ -125,7 +125,7 @@ def latency(rounds: int, seconds: float = 1.0) -> dict[str, Any]:
 
 
 def _open_loop(engine: tidegate.Engine, rate: int, seconds: float) -> list[float]:
-    """Push on a fixed schedule, whatever the answers do; latency counts from the scheduled moment."""
+    """Push on a fixed schedule, regardless of the answers; latency counts from the scheduled time."""
     waits: list[float] = []
     begin = time.perf_counter()
     tickets = []

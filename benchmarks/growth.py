@@ -1,12 +1,13 @@
-"""Does a batch cost the same when there is more of everything? Ratios of large against small, measured in turn.
+"""Does a batch cost the same when there is more of everything? Ratios of large to small, measured in turn.
 
-Processor time per batch, so that others on the machine do not count; 1.0 is flat, less than 1 is slower when large.
+Processor time per batch, so that other load on the machine does not count; 1.0 is flat, less than 1 is slower when
+large.
 
-State is measured in three ways. A vote of the leaderboard, from a phone *anywhere* among all phones, is what an application sees.
-The smallest batch there is (one row changes) shows the most: rows *near one another* say whether the engine does more when
-there is more; rows *anywhere* are outside the processor's caches, as they would be in any structure, and the same changes on a
-bare dictionary, in the same run, say how much of the difference that is. A window that holds a single pane is folded at once, one
-of many panes is not: the two are compared with their like.
+State is measured in three ways. A vote of the leaderboard, from a phone *anywhere* among all phones, is what an
+application sees. The smallest possible batch (one row changes) shows the most: rows *near one another* show whether the
+engine does more work when there is more; rows *anywhere* are outside the processor's caches, as they would be in any
+structure, and the same changes on a bare dictionary, in the same run, show how much of the difference is due to that. A
+window that holds a single pane is folded at once, one of many panes is not: each is compared with its own kind.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ Progress = Callable[[str], None]
 
 class Subject:
     """An engine of some size, or what it is compared with. ``run(round)`` does some batches and returns how many;
-    ``right()``: did they have their effect?
+    ``right()``: did they have the right effect?
     """
 
     def __init__(
@@ -96,7 +97,7 @@ def compare(make: Callable[[int], Subject], small: int, large: int, rounds: int)
 
 
 def votes(phones: int, batches: int) -> Subject:
-    """Each batch is a vote of the leaderboard, from one of so many phones that have voted; nobody leaves the contest."""
+    """Each batch is a vote of the leaderboard, from one of so many phones that have voted; no contestant leaves."""
     app = leaderboard(eliminate_every=None, votes_per_phone=1_000_000)
 
     @app.procedure(writes=["votes"])
@@ -126,7 +127,7 @@ def state(rows: int, batches: int) -> Subject:
 
 
 def state_near(rows: int, batches: int) -> Subject:
-    """Each batch adds one to the counter next to that of the batch before."""
+    """Each batch adds one to the counter next to that of the previous batch."""
     return _state(rows, batches, 1)
 
 
@@ -146,7 +147,7 @@ def _state(rows: int, batches: int, step: int) -> Subject:
 
 
 def bare_dictionary(rows: int, batches: int) -> Subject:
-    """What :func:`state` does to memory and nothing else: rows as tuples in versions as tuples, one replaced at a time."""
+    """Only what :func:`state` does in memory: rows as tuples in versions as tuples, one replaced at a time."""
     held: dict[int, tuple[int, tuple[int, int, str]]] = {i: (0, (i, 0, f"counter {i}")) for i in range(rows)}
     changed: dict[int, bool] = {}
     step = rows // 1_000 * 7 + 1

@@ -1,8 +1,8 @@
-"""The hospital at real-time speed: does it keep up, and how long after the last sample of a window is its alert there?
+"""The hospital at real-time speed: does it keep up, and how soon after a window's last sample is its alert there?
 
 The monitors of all patients send a packet of 125 samples every second, spread over the second. Every patient's pressure is too
 high, and for nine in ten the drug was given before: each of their windows ends in a notice. The others' doctor declines at once.
-A latency is from the moment in which a packet is due, which is when its last sample was taken, to the notice or the question.
+Latency is the time from when a packet is due, which is when its last sample was taken, to the notice or the question.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def bench(
     durable: bool = False,
     progress: Progress = lambda text: None,
 ) -> dict[str, Any]:
-    """Play ``seconds`` in real time, after a minute as fast as it goes to fill the windows."""
+    """Play ``seconds`` in real time, after a minute at full speed to fill the windows."""
     progress("making waveforms")
     packets = _waveforms(patients, 20)
     with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as made:

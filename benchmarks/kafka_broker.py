@@ -1,4 +1,4 @@
-"""A Kafka broker for tests and benchmarks: resolved by Maven coordinates, on loopback, in KRaft mode, removed after."""
+"""A Kafka broker for tests and benchmarks: resolved with Maven, on loopback, in KRaft mode, removed afterwards."""
 
 from __future__ import annotations
 

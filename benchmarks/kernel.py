@@ -252,7 +252,7 @@ def _partitioned_app(rows: int) -> App:
 
 def _timed_run(app: App, batches: int, **settings: Any) -> float:
     with tidegate.open(app, **settings) as engine:
-        for _ in range(4):  # every worker opens its connection before the clock runs
+        for _ in range(4):  # every worker opens its connection before the clock starts
             engine.push("work", [(cell,) for cell in range(8)])
         engine.run_until_idle()
 
@@ -274,7 +274,7 @@ def locking_speedup(rounds: int, pairs: int = 40) -> dict[str, float]:
 
 
 def _timed_overlap(locks: Callable[[], LowWaterMarks], pairs: int) -> float:
-    """Readers that take 4 ms of waiting (a remote lookup, say), each followed by such a writer of the same table."""
+    """Readers that wait for 4 ms (for a remote lookup, say), each followed by such a writer of the same table."""
     app = App("overlap")
     app.table("CREATE TABLE prices (id INTEGER PRIMARY KEY, price BIGINT NOT NULL)")
 

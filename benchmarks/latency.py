@@ -1,21 +1,23 @@
-"""How long a push takes to its acknowledgement under load, in an open loop.
+"""The time from a push to its acknowledgement under load, in an open loop.
 
-Pushes are due at fixed moments, whatever the answers do, and latency counts from the moment a push was *due*: a pause of the
-engine is felt by everything that was due in it (no coordinated omission). Percentiles are exact, from every push.
+Pushes are due at fixed times, regardless of the answers, and latency counts from the time a push was *due*: a pause of
+the engine counts for everything that was due during it (no coordinated omission). Percentiles are exact, from every
+push.
 
-The peak is that of the same client, which hears of every acknowledgement, when it pushes as fast as it can. It is looked for anew
-before each round of loads: where the machine's speed varies by a factor of two, half of a peak found a minute ago may be all that
-it can do now.
+The peak is that of the same client, which receives every acknowledgement, when it pushes as fast as it can. It is
+measured again before each round of loads: where the machine's speed varies by a factor of two, half of a peak found a
+minute ago may be all that it can do now.
 
-Every 1,000th valid vote ends in a transaction that deletes all votes of a contestant, thousands of rows towards the end:
-milliseconds in which everybody else waits, in this engine as in any that runs one transaction after the other. The contest is
-therefore measured twice, each with a peak of its own: whole, and with nobody leaving it, when every transaction is small.
+Every 1,000th valid vote ends in a transaction that deletes all votes of a contestant, thousands of rows towards the
+end: milliseconds in which everything else waits, in this engine as in any that runs one transaction after another. The
+contest is therefore measured twice, each with its own peak: in full, and without eliminations, when every transaction
+is small.
 
-No wait for a disk is shorter than the disk's. Right before each run the disk is written to on its own, a group after every 2 ms,
-and the 99th percentile is worked out for pushes that take no time at all: ``disk_alone_p99_ms``.
+No wait for the disk can be shorter than the disk's own. Right before each run the disk alone is written to, a group
+every 2 ms, and the 99th percentile is computed for pushes that take no time at all: ``disk_alone_p99_ms``.
 
-A load that the machine can't carry at the moment ends all the same, half as late again as it should: ``sent`` is then below 1,
-and what was not sent counts with the wait that it had by then.
+A load that the machine can't sustain at the moment still ends, after one and a half times the planned time: ``sent`` is
+then below 1, and what was not sent counts with its wait so far.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ from tidegate.txn.log.files import OsFiles
 Progress = Callable[[str], None]
 PERCENTILES = (50.0, 90.0, 99.0, 99.9, 99.99)
 LOADS = (0.1, 0.25, 0.5, 0.75)
-STEP_S = 0.0005  # how often the client looks what is due
+STEP_S = 0.0005  # how often the client checks what is due
 
 
 def bench(seconds: float = 2.0, rounds: int = 5, progress: Progress = lambda text: None) -> dict[str, Any]:
@@ -83,7 +85,7 @@ def _medians(runs: list[dict[str, float]]) -> dict[str, float]:
 
 
 def peak(votes: int, eliminate_every: int | None = 1_000) -> tuple[float, bool]:
-    """Votes a second when all are due at once, and so each is pushed as soon as the one before it has run."""
+    """Votes a second when all are due at once, so that each is pushed as soon as the previous one has run."""
     cast = random_votes(votes)
     app = leaderboard(eliminate_every=eliminate_every)
     with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as place, start(app, place) as engine:
@@ -108,7 +110,7 @@ def at_rate(
 
 
 def disk_alone(seconds: float, group_bytes: int = 2_000, delay_s: float = 0.002) -> dict[str, float]:
-    """Percentiles of the wait until a bare sync that begins after a moment has ended, over all moments."""
+    """Percentiles of the wait, from any moment, until a bare sync that begins after it has ended."""
     begun, ended = [], []
     with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as place:
         file = OsFiles(Path(place)).create("bare.log")
@@ -138,7 +140,7 @@ def _open_loop(engine: Engine, cast: list[Vote], rate: float, patience_s: float)
     for number, vote in enumerate(cast):
         due = begin + number / rate
         while due > now():
-            time.sleep(STEP_S)  # what is due by then is late, and counts as that
+            time.sleep(STEP_S)  # what is due by then is late, and counts as late
         ticket = engine.push("votes_in", [vote])
         ticket.listen(lambda _, due=due: waits.append(now() - due))  # type: ignore[misc]
         sent += 1

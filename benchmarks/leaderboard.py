@@ -40,7 +40,7 @@ def bench(
     progress: Progress = lambda text: None,
 ) -> dict[str, Any]:
     """Medians over ``rounds`` alternating rounds. One vote is one batch and one nested transaction of up to three
-    executions; ``feed`` is the bulk path, ``push`` makes a ticket for every vote and waits for none.
+    executions; ``feed`` is the bulk path, ``push`` makes a ticket for every vote and waits for none of them.
 
     ``durable``: the headline is an engine with a directory and group commit, everything acknowledged at the end.
     ``variants``: and other settings of such an engine. ``peers``: and other systems on the same votes, in turn with the headline.
@@ -83,7 +83,7 @@ def bench(
 
 
 def _once(name: str, cast: list[Vote], contest: Contest) -> tuple[float, bool]:
-    """The seconds that one run takes, and whether it comes to the right end."""
+    """The seconds that one run takes, and whether its result is right."""
     with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as place:
         settings = {"path": place} if name.startswith("durable") else {}
         with start(leaderboard(), **settings) as engine:
@@ -123,7 +123,7 @@ def _push(engine: Any, votes: list[Vote]) -> None:
 
 
 def final_state(engine: Any) -> dict[str, Any]:
-    """Everything the contest is about, read back with SQL."""
+    """The final state of the contest, read back with SQL."""
     rows = engine.query("SELECT id, total, trending FROM contestants ORDER BY id").rows
     phones = engine.query("SELECT phone, count(*) AS used FROM votes GROUP BY phone ORDER BY phone").rows
     votes = engine.query("SELECT id FROM votes ORDER BY id").rows

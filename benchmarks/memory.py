@@ -18,7 +18,7 @@ from tidegate.benchmarks.setting import setting
 
 Progress = Callable[[str], None]
 
-# A process of its own: what it holds right after opening, and after some votes, in megabytes.
+# A separate process: the memory it holds right after opening, and after some votes, in megabytes.
 _PROCESS = """
 import sys
 from pathlib import Path
@@ -90,7 +90,7 @@ def cached_row(rows: int) -> float:
 
 
 def held_version(rows: int) -> float:
-    """A version that is kept because an execution in front may still read it."""
+    """A version that is kept because an earlier execution may still read it."""
     app = App("versions")
     app.table("CREATE TABLE counters (id INTEGER PRIMARY KEY, n BIGINT NOT NULL)")
 
@@ -106,7 +106,7 @@ def held_version(rows: int) -> float:
     with tidegate.open(app, executor="manual") as engine:
         engine.submit("put", rows, 1)
         engine.run_until_idle()
-        engine.submit("look")  # stays in front
+        engine.submit("look")  # stays unfinished before the others
         waiting = engine.submit("put", rows, 2)
         with _Allocated() as allocated:
             later = [e for e in engine.scheduler.ready() if e.context.program.name == "put"]

@@ -1,4 +1,4 @@
-"""Plots of the report: a picture for each benchmark whose figures are to be compared."""
+"""Plots of the report: one for each benchmark with figures to compare."""
 
 from __future__ import annotations
 

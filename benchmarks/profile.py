@@ -1,6 +1,6 @@
 """Flame graphs of the leaderboard and of the windows: where the time goes. ``make profile`` writes them.
 
-py-spy draws them (SVG) where it is installed and may look into its child. Otherwise a thread of the process itself samples
+py-spy draws them (SVG) where it is installed and may trace its child. Otherwise a thread of the process itself samples
 it, and the file is for speedscope; that one sees only Python, and only moments at which Python can switch threads.
 """
 
@@ -134,7 +134,7 @@ class Sampler:
 
 
 def main(name: str, size: str, output: str | None = None) -> int:
-    """Do the work, alone or under a sampler of its own."""
+    """Do the work, alone or under its own sampler."""
     work = WORK[name][0]
     if output is None:
         return 0 if work(int(size)) else 1

@@ -22,7 +22,7 @@ WAYS: dict[str, Any] = {"plain": "accounts", "partition": partition("accounts")}
 
 
 def bench(rounds: int = 15, pushes: int = 4_000) -> dict[str, Any]:
-    """Microseconds inside the procedure and for a whole push, either way, with the setting they were measured in."""
+    """Microseconds inside the procedure and for a whole push, both ways, with the setting they were measured in."""
     spent: dict[str, list[int]] = {way: [] for way in WAYS}
     engines = {way: _open(declared, spent[way]) for way, declared in WAYS.items()}
     inside: dict[str, list[float]] = {way: [] for way in WAYS}

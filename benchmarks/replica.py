@@ -1,4 +1,4 @@
-"""The query replica: how fast rows come out, how fast a small question is answered, and what it costs the engine."""
+"""The query replica: how fast rows are returned, how fast a small query is answered, and what it costs the engine."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ def streaming(rounds: int) -> dict[str, Any]:
 
 
 def attached(rounds: int, votes: int = 60_000) -> dict[str, Any]:
-    """Votes a second, and processor time of the engine's process: alone, merging as a replica wants it, with a replica
-    that nobody asks, and with one that somebody asks all the time.
+    """Votes a second, and processor time of the engine's process: alone, merging as often as a replica needs it, with
+    an idle replica, and with one that is queried all the time.
 
-    Alone, an engine in memory merges nothing in so short a time; ``merging`` is the same engine that merges every second.
-    The replica itself works in a process of its own, which costs the engine only where there is no core to spare.
+    Alone, an engine in memory merges nothing in so short a time; ``merging`` is the same engine merging every second.
+    The replica runs in its own process, which costs the engine only where there is no spare core.
     """
     cast = random_votes(votes)
     rates: dict[str, list[float]] = {"alone": [], "merging": [], "with_replica_idle": [], "with_replica": []}
@@ -87,7 +87,7 @@ def attached(rounds: int, votes: int = 60_000) -> dict[str, Any]:
 
 
 def _asking(replica: ReplicaProcess) -> Callable[[], None]:
-    """Someone who asks a small question ten times a second; returns how to stop."""
+    """A client that sends a small query ten times a second; returns how to stop it."""
     done = threading.Event()
 
     def ask() -> None:
@@ -126,7 +126,7 @@ def _login(line: socket.socket) -> None:
 
 
 def _drain(line: socket.socket, sql: str) -> None:
-    """Ask, and read the answer without looking at it: the server's speed, not that of a client library."""
+    """Send a query, and read the answer without decoding it: the server's speed, not that of a client library."""
     text = sql.encode() + b"\0"
     line.sendall(b"Q" + struct.pack(">i", len(text) + 4) + text)
     _until_ready(line)

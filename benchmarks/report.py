@@ -1,6 +1,6 @@
-"""All benchmarks, short, one after another, with tables and plots: what ``make bench`` writes to ``benchmarks/results/``.
+"""All benchmarks, in short form, with tables and plots: what ``make bench`` writes to ``benchmarks/results/``.
 
-Every benchmark runs as a command of its own, so that none inherits the memory or the threads of another.
+Every benchmark runs as a separate command, so that none inherits the memory or the threads of another.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def write(results: Path = RESULTS) -> Path:
 
 
 def _tables(facts: Facts, title: str = "") -> list[str]:
-    """Plain values as one table; groups of values as tables of their own."""
+    """Plain values as one table; groups of values as separate tables."""
     plain = {name: value for name, value in facts.items() if not isinstance(value, (dict, list))}
     told: list[str] = [f"**{title}**", ""] if title else []
     if plain:

@@ -1,8 +1,8 @@
 """What a server costs: pushes a second from many clients over HTTP, their latency, and an idle server beside the engine.
 
-The server is a process of its own over a directory with group commit. Two subscribers follow its output, and somebody
+The server is a separate process over a directory with group commit. Two subscribers follow its output, and a client
 queries it all the time. The clients are another process, ``tidegate.benchmarks.server_clients``. Afterwards the
-directory is verified: its log, run again, must lead to the same tables.
+directory is verified: re-executing its log must give the same tables.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _load(clients: int, pushes: int, rate: float) -> dict[str, float]:
 
 
 def _cpu_s(process: int) -> float:
-    """Processor time of a process so far, its threads together; 0 where the system does not tell."""
+    """Processor time of a process so far, its threads together; 0 where the system does not report it."""
     try:
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -92,7 +92,7 @@ def _cpu_s(process: int) -> float:
 
 
 def _verified(folder: str) -> bool:
-    """Is what the server left behind what its log says?"""
+    """Does what the server left behind agree with its log?"""
     from tidegate.loading import load_app
     from tidegate.offline.verify import verify
 

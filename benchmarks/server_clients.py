@@ -1,4 +1,4 @@
-"""The clients of the server's benchmark, a process of their own: pushers, subscribers, and someone who asks in SQL.
+"""The clients of the server's benchmark, in a separate process: pushers, subscribers, and one that sends SQL queries.
 
 asyncio over plain sockets, one request at a time on each connection: the server is measured, not a client library.
 
@@ -21,7 +21,7 @@ LOOK_EVERY_S = 0.05
 
 
 class Clients:
-    """Everyone who talks to one server."""
+    """All clients of one server."""
 
     def __init__(self, url: str, clients: int) -> None:
         host, _, port = url.removeprefix("http://").partition(":")
@@ -43,7 +43,7 @@ class Clients:
             writer.close()
 
     async def ask(self) -> None:
-        """Someone who looks at the leaderboard all the time."""
+        """A client that queries the leaderboard all the time."""
         async with tidegate.connect_async(self._url) as client:
             while True:
                 began = time.perf_counter()
@@ -81,7 +81,7 @@ class Clients:
 
 
 async def drive(url: str, clients: int, pushes: int, rate: float) -> dict[str, Any]:
-    """Together ``pushes`` votes as fast as they go, then as many at ``rate`` a second; each its own batch."""
+    """``pushes`` votes in total as fast as possible, then as many at ``rate`` a second; each is its own batch."""
     with tidegate.connect(url) as client:
         client.call("set_up")
     everyone = Clients(url, clients)
@@ -94,7 +94,7 @@ async def drive(url: str, clients: int, pushes: int, rate: float) -> dict[str, A
     fast = await everyone.push_all(pushes, None)
     seconds = time.perf_counter() - began
     paced = await everyone.push_all(pushes, rate)
-    with tidegate.connect(url) as client:  # votes for those who have left are not valid, and emit nothing
+    with tidegate.connect(url) as client:  # votes for contestants who have left are invalid, and emit nothing
         status = client.status()
     ends = time.monotonic() + PATIENCE_S
     while min(everyone.seen) < status["emitted"]["valid_votes"] and time.monotonic() < ends:

@@ -1,7 +1,7 @@
 """What Spark and look-ahead gain for heavy windows, end to end through transactions.
 
-Everything is measured in one process with one BLAS thread, in rounds that take each contestant once; ratios are taken
-within a round. Every result is compared with the one of this process alone.
+Everything is measured in one process with one BLAS thread, in rounds that run each contender once; ratios are taken
+within a round. Every result is compared with that of this process alone.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_
 
 WORKERS = 2
 DEPTHS = (1, 2, 4, 8, 16, 32, 64, 128)
-BURST = 128  # batches that come at once, for the latency
+BURST = 128  # batches that arrive at once, for the latency
 
 
 def bench(windows: int = 400, rounds: int = 3, progress: Progress = lambda text: None) -> dict[str, Any]:
-    """Run the measurement in a process of its own, whose libraries use one thread each."""
+    """Run the measurement in a separate process, whose libraries use one thread each."""
     command = [sys.executable, "-m", "tidegate.benchmarks.spark", str(windows), str(rounds)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **ONE_THREAD}) as process:
         assert process.stdout is not None
@@ -64,7 +64,7 @@ def measure(windows: int, rounds: int) -> dict[str, Any]:
 def fit_and_skyline(x: Any, y: Any) -> tuple[float, float, float, int]:
     """A polynomial through the points, and how many of them no other one exceeds in both coordinates.
 
-    The degree is the one of 1 to 8 that predicts best what was left out of the fit, a fifth at a time.
+    The degree, from 1 to 8, is chosen by five-fold cross-validation.
     """
     import numpy as np
 
@@ -124,7 +124,7 @@ def kept(engine: Any) -> str:
 
 
 def fed(tidegate: Any, app: Any, points: Sequence[Any], size: int, **settings: Any) -> tuple[float, str, str]:
-    """Seconds to feed everything, the results, and how they came about."""
+    """Seconds to feed everything, the results, and how they were computed."""
     with tidegate.open(app, **settings) as engine:
         plan = engine.plan("keep.recent")
         if hasattr(plan.backend, "warm") and settings.get("spark") is not None:
@@ -218,7 +218,7 @@ def depths(tidegate: Any, session: Any, windows: int, rounds: int) -> dict[str, 
             place = LIGHT_ROWS
             for _ in range(rounds):
                 tickets = []
-                with engine.lock:  # nothing begins before all of them are in
+                with engine.lock:  # nothing starts before all of them are accepted
                     began = time.perf_counter()
                     for _ in range(BURST):
                         tickets.append(engine.push("points", points[place : place + LIGHT_SLIDE]))

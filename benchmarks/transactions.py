@@ -1,7 +1,7 @@
-"""Transactional streaming: how many transactions a second, serial and on threads, with either way of locking.
+"""Transactional streaming: how many transactions a second, serial and on threads, with both ways of locking.
 
-Every run is compared with the end that plain serial Python comes to, rows and emitted batches; events are pushed one by
-one, and nobody waits for each.
+Every run is compared with the final state of plain serial Python, rows and emitted batches; events are pushed one by
+one, without waiting for each.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _push_all(engine: tidegate.Engine, workload: Workload) -> None:
         ticket = engine.push(stream, [row])
     engine.run_until_idle()
     if ticket is not None:
-        engine.wait(ticket)  # it was the last to go in: all before it are on disk with it
+        engine.wait(ticket)  # it was the last to be accepted: all before it are on disk with it
 
 
 def _stored(engine: tidegate.Engine, table: str) -> list[tuple[Any, ...]]:

@@ -116,14 +116,14 @@ def by_time() -> WindowSpec:
 
 
 def _run(spec: WindowSpec, at: Array, sensor: Array, value: Array, as_rows: bool = False) -> tuple[Any, ...]:
-    """Batch by batch through a new state, each slide committed; what came out, summed up."""
+    """Batch by batch through a new state, each slide committed; returns the sums of the results."""
     return _feed(open_state(spec, READINGS), at, sensor, value, BATCH, as_rows)
 
 
 def _feed(
     state: WindowState, at: Array, sensor: Array, value: Array, batch: int, as_rows: bool = False
 ) -> tuple[Any, ...]:
-    """``as_rows``: the results are looked at one by one, as Python rows, and not as columns."""
+    """``as_rows``: the results are read one by one, as Python rows, not as columns."""
     at = at.view("M8[us]")
     nulls = {"at": None, "sensor": None, "value": None}
     count, means, peaks = 0, 0.0, 0.0
@@ -144,8 +144,8 @@ def _feed(
 
 
 class Clock:
-    """Wall time and processor time since it was made. The second is what two things in one thread are compared by: it does
-    not count what others do on the machine.
+    """Wall time and processor time since it was made. The second is what two things in one thread are compared by: it
+    does not count other load on the machine.
     """
 
     def __init__(self) -> None:
@@ -168,12 +168,12 @@ def _same(one: tuple[Any, ...], two: tuple[Any, ...]) -> bool:
 
 
 def flatness(rounds: int, progress: Progress) -> dict[str, Any]:
-    """The dearest cost per row over the cheapest, with windows of 100 to 100,000 rows of each of 20 sensors.
+    """The highest cost per row over the lowest, with windows of 100 to 100,000 rows of each of 20 sensors.
 
-    ``flatness``: all slide by 20 rows, so that they give equally many results. ``flatness_same_ratio``: all slide by a fifth
-    of their length; the shortest then gives a thousand times as many results as the longest. Processor time over so many rows
-    as the longest window holds, after as many that filled it. The rows are the same in every round; each tenth of them
-    counts with its best round, since others on the machine only ever make it worse.
+    ``flatness``: all slide by 20 rows, so that they give the same number of results. ``flatness_same_ratio``: all slide
+    by a fifth of their length; the shortest then gives a thousand times as many results as the longest. Processor time
+    over as many rows as the longest window holds, after as many that filled it. The rows are the same in every round;
+    each tenth of them counts with its best round, since others on the machine only ever make it worse.
     """
     found: dict[str, Any] = {}
     sensors, longest = 20, max(WIDTHS)
@@ -204,9 +204,9 @@ def flatness(rounds: int, progress: Progress) -> dict[str, Any]:
 def numpy_count(sensor: Array, value: Array, as_type: str = "u1") -> tuple[Any, ...]:
     """Sorted by sensor, cut into panes, panes added up and compared.
 
-    It knows what nobody who writes it for any data would: that the sensors fit into a byte. numpy sorts bytes three times
-    as fast as wider numbers. The window state finds that out for keys that lie near each other, so it is compared with this;
-    with ``as_type`` i8 it is the ordinary way.
+    It uses what general code would not know: that the sensors fit into a byte. numpy sorts bytes three times as fast as
+    wider numbers. The window state detects that for keys in a narrow range, so it is compared with this; ``as_type`` i8
+    is the ordinary way.
     """
     order = np.argsort(sensor.astype(as_type, copy=False), kind="stable")
     ordered = value[order]
@@ -236,7 +236,7 @@ def numpy_time(at: Array, value: Array) -> tuple[Any, ...]:
     sums, rows = np.pad(sums, (blank, 0)), np.pad(rows, (blank, 0))
     most = np.pad(most, (blank, 0), constant_values=-np.inf)
     view = np.lib.stride_tricks.sliding_window_view
-    done = int(at[-1] // (EVERY * 1_000_000))  # windows that have ended when the last row comes
+    done = int(at[-1] // (EVERY * 1_000_000))  # windows that have ended when the last row arrives
     total, number = view(sums, per).sum(axis=1)[:done], view(rows, per).sum(axis=1)[:done]
     return done, float((total / number).sum()), float(view(most, per).max(axis=1)[:done].sum())
 

@@ -1,10 +1,10 @@
-"""The transactional streaming suite and YCSB-T: apps, events, and the right end by plain serial Python.
+"""The transactional streaming suite and YCSB-T: apps, events, and the expected result by plain serial Python.
 
 Grep&Sum, Streaming Ledger, Online Bidding and Toll Processing are the applications that the articles on TStream (Zhang et
 al.) and MorphStream measure; transfers are YCSB-T as the Python system Styx reports it. Published knobs: how skewed keys are
 (Zipf), how many rows a transaction touches, how many transactions touch more than one partition, how many are aborted.
 
-A transaction within one partition goes in on a keyed stream and locks its partition; one that spans several locks the
+A transaction within one partition arrives on a keyed stream and locks its partition; one that spans several locks the
 tables.
 """
 
@@ -39,10 +39,10 @@ class Parameters:
 
 @dataclass(frozen=True)
 class Workload:
-    """An app with its tables loaded by ``load``, events in order, and how they must end.
+    """An app with its tables loaded by ``load``, events in order, and the expected result.
 
-    ``state``: rows by table, and by stream what was emitted, as (key, row): in order for each key. ``aborted``: transactions
-    that must be undone.
+    ``state``: rows by table, and by stream what was emitted, as (key, row): in order for each key. ``aborted``:
+    transactions that must be aborted.
     """
 
     app: App
@@ -65,7 +65,7 @@ class Keys:
         self.dice = Random(parameters.seed)
 
     def some(self, count: int) -> tuple[int, list[int]]:
-        """``count`` different keys, and their partition; -1 when they are of several."""
+        """``count`` different keys, and their partition; -1 when they are in several."""
         partitions = self._parameters.partitions
         first = next(self._drawn)
         spread = count > 1 and self.dice.random() < self._parameters.multi_partition
@@ -140,7 +140,7 @@ def rows_of(parameters: Parameters, table: dict[int, Any]) -> list[tuple[Any, ..
 
 
 def by_key(emitted: list[tuple[int, Any]]) -> list[tuple[int, Any]]:
-    """What was emitted, keys in order, and for each of them as it came: nothing is promised between keys."""
+    """What was emitted, sorted by key, and in emission order for each key: the order between keys is unspecified."""
     return sorted(emitted, key=lambda pair: pair[0])
 
 
@@ -247,9 +247,9 @@ def streaming_ledger(parameters: Parameters) -> Workload:
 
 
 def online_bidding(parameters: Parameters) -> Workload:
-    """Six bids on an item to one change of 2 × ``length`` prices and one top-up of as many quantities.
+    """For every six bids on an item, one change of 2 × ``length`` prices and one top-up of as many quantities.
 
-    A bid below the price, or for more than there is, is aborted.
+    A bid below the price, or for more than is available, is aborted.
     """
     app = App("online_bidding")
     load = partitioned(app, parameters, items=(100, 1_000))  # price, quantity
@@ -305,7 +305,7 @@ def online_bidding(parameters: Parameters) -> Workload:
 
 
 def toll_processing(parameters: Parameters) -> Workload:
-    """Linear Road reports: a nested transaction keeps a road segment's mean speed, counts its vehicles, and asks a toll.
+    """Linear Road reports: a nested transaction keeps a segment's mean speed, counts its vehicles, and charges a toll.
 
     A segment is a partition, so no transaction spans several; a report with an impossible speed is aborted.
     """
@@ -379,7 +379,7 @@ def toll_processing(parameters: Parameters) -> Workload:
 
 
 def toll_of(speed: Sequence[int], vehicles: int) -> int:
-    """What Linear Road asks of a vehicle on a slow, crowded segment."""
+    """What Linear Road charges a vehicle on a slow, crowded segment."""
     return 2 * max(vehicles - 50, 0) ** 2 if speed[0] / speed[1] < 60 else 0
 
 

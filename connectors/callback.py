@@ -10,11 +10,11 @@ from tidegate.streams.batch import Batch
 
 
 class CallbackSink:
-    """Calls ``function(batch)`` for every batch; an exception has the batch sent again later.
+    """Calls ``function(batch)`` for every batch; after an exception the batch is sent again later.
 
-    At least once: a crash after the function returned and before that is in the log calls it again with the
-    same batch. ``batch.stable_id`` tells; a function that stores it together with its effect, both or none,
-    makes it exactly once.
+    At least once: after a crash between the function's return and the record of it in the log, it is called again with
+    the same batch. ``batch.stable_id`` identifies it; a function that stores this id atomically with its effect makes
+    it exactly once.
     """
 
     transactional = False

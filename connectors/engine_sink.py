@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class EngineSink:
-    """Pushes each batch, under its id, to the border stream ``stream`` of an engine or of a served one (a client).
+    """Pushes each batch, under its id, to the border stream ``stream`` of an engine or, with a client, of a served one.
 
     Pushing an id again changes nothing, so each batch counts once. Nothing else may push to the stream: ids ascend. The
     stream has the columns of the delivered one. For a keyed stream, or the changelog of a partitioned table, declare it
@@ -50,7 +50,7 @@ class EngineSink:
                 durable.sync()
         except TidegateError as error:
             kind = SinkRefused if isinstance(error, DataError) else SinkError
-            raise kind(f"{self.stream} did not take {batches[0]!r}: {error}", stream=batches[0].stream) from error
+            raise kind(f"{self.stream} did not accept {batches[0]!r}: {error}", stream=batches[0].stream) from error
 
     def close(self) -> None:
         pass

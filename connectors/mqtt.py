@@ -1,8 +1,8 @@
 """MQTT topics as a source, for devices: at least once. Needs ``tidegate[mqtt]``.
 
-A message is acknowledged to the broker only after its rows are on disk here (QoS 1), and a persistent session has the
-broker keep what comes while we are away. If we die between the two, the broker sends the message again: a row may come
-twice, and carries whatever the device put into it to tell. MQTT has no offset that could go into our log.
+A message is acknowledged to the broker only after its rows are on disk here (QoS 1), and a persistent session makes the
+broker keep what arrives while we are away. If we die between the two, the broker sends the message again: a row may
+come twice, and can be recognised only by what the device put into it. MQTT has no offset that could go into our log.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CONNECT_S = 30.0
 class MqttSource:
     """Messages on ``topics`` (``"ward/+/monitor"``) of the broker at ``host``; a JSON object or a list of them each.
 
-    ``topic``: a column that the message's topic goes into. ``client_id``: the name of the session that the broker keeps;
+    ``topic``: a column for the message's topic. ``client_id``: the name of the session that the broker keeps;
     ``tidegate-`` and the ingestion's name by default. ``qos``: 1 (at least once) or 0 (at most once). ``capacity``:
     messages that may wait here; the broker keeps the rest.
     """
@@ -78,14 +78,14 @@ class MqttSource:
 
     @property
     def lag(self) -> int | None:
-        """Messages that came and are not on disk yet; what the broker keeps is not known."""
+        """Messages that arrived and are not on disk yet; how many the broker keeps is unknown."""
         return len(self._line)
 
     def check(self, name: str, relation: Relation, offset: Any) -> Checked:
-        """Connects under a name of its own, without a session to keep: that of the source and what waits in it stay."""
+        """Connects under a separate name, without a persistent session: the source's own session and messages stay."""
         self._check_fit(name, relation)
         client = self._made_client(f"tidegate-check-{uuid.uuid4().hex[:8]}", keep=False)
-        shared = [topic for topic in self._topics if topic.startswith("$share/")]  # what comes there is gone for others
+        shared = [topic for topic in self._topics if topic.startswith("$share/")]  # would take messages from others
         try:
             self._connect(client, [topic for topic in self._topics if topic not in shared])
         finally:
@@ -125,7 +125,7 @@ class MqttSource:
             self._reader.check_types({self._reader.field_of[self._topic]: known("text", "text")}, "a message's topic")
 
     def _made_client(self, client_id: str, keep: bool) -> Any:
-        """``keep``: the broker keeps a session under the id, and what comes while we are away."""
+        """``keep``: the broker keeps a session under this id, and the messages that arrive while we are away."""
         client = mqtt.Client(
             CallbackAPIVersion.VERSION2,
             client_id=client_id,
@@ -140,7 +140,7 @@ class MqttSource:
         return client
 
     def _connect(self, client: Any, topics: list[str]) -> None:
-        """Returns when the broker has taken us and our subscriptions: what is published from now on reaches us."""
+        """Returns when the broker has accepted us and our subscriptions: what is published from then on reaches us."""
         self._refused = None
         answered = threading.Event()
 
@@ -192,7 +192,7 @@ class MqttSource:
         try:
             self._line.put(arrived(place, listed, read, acknowledge))
         except Overloaded:
-            log.debug("%s: the line is full; the broker keeps the message", place)
+            log.debug("%s: the queue is full; the broker keeps the message", place)
 
     def poll(self, limit: int, timeout_s: float) -> Polled | None:
         polled = self._line.take(limit, timeout_s)
@@ -213,6 +213,6 @@ class MqttSource:
     def _unreachable(self, why: str) -> SourceError:
         host, port = self.address
         return SourceError(
-            f"no connection to the MQTT broker at {host}:{port}: {why}. Check host and port, that the broker is up, and what "
-            "username= may do there"
+            f"no connection to the MQTT broker at {host}:{port}: {why}. Check host and port, that the broker is up, "
+            "and the permissions of username="
         )

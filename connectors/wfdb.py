@@ -21,7 +21,7 @@ from tidegate.errors import SourceError
 from tidegate.outside.sources import Checked, Polled
 from tidegate.storage.schema import Relation
 
-with warnings.catch_warnings():  # it uses parts of pandas that are on their way out
+with warnings.catch_warnings():  # it uses deprecated parts of pandas
     warnings.simplefilter("ignore")
     import wfdb
 
@@ -38,7 +38,7 @@ class WfdbSource:
     """The samples of the record at ``path`` (without ``.hea``), in physical units; missing ones are NULL.
 
     ``begin``: the time of the first sample, when the header has none. ``speed``: replay at so many times the pace at which
-    it was recorded (1: as it was); None: as fast as it goes.
+    it was recorded (1: as it was); None: as fast as possible.
     """
 
     def __init__(

@@ -48,9 +48,9 @@ Recovery = Literal["weak", "strong", "effects"]
 class App:
     """An application: what runs, on what, in which order. The same app runs in memory, on disk and in simulation.
 
-    ``recovery``: what the log of a durable engine holds. ``"weak"``: accepted batches and calls, run again after a crash.
-    ``"strong"``: every execution too, run again in the order in which they committed. ``"effects"``: what every execution
-    wrote and emitted, put in place without running anything (for procedures that call the outside world).
+    ``recovery``: what the log of a durable engine holds. ``"weak"``: accepted batches and calls, re-executed after a
+    crash. ``"strong"``: every execution too, re-executed in commit order. ``"effects"``: what every execution wrote and
+    emitted, applied without running anything (for procedures that call the outside world).
 
     >>> app = App("counter")
     >>> app.table("CREATE TABLE totals (name VARCHAR PRIMARY KEY, n BIGINT NOT NULL)")
@@ -75,14 +75,14 @@ class App:
         self.nested_groups: dict[str, Nested] = {}
         self.triggers: list[Trigger] = []
         self.scratch = Scratch()
-        self._statements: dict[str | None, dict[Any, Statement]] = {}  # by whose windows they may read
+        self._statements: dict[str | None, dict[Any, Statement]] = {}  # by the procedure whose windows they may read
 
     # ---- tables and streams
 
     def table(self, ddl: str | sa.Table, *, partition_by: Names = (), changelog: bool = False) -> str:
         """Declare a table by CREATE TABLE text (CREATE INDEX may follow) or a SQLAlchemy ``Table``; returns its name.
 
-        ``partition_by``: columns whose value names a partition, the smallest thing that can be locked. ``changelog``: its
+        ``partition_by``: columns whose values name a partition, the smallest unit of locking. ``changelog``: its
         committed changes are the output stream ``<table>_changes``, see :mod:`tidegate.outside.changelog`.
         """
         if not isinstance(ddl, str) and not hasattr(ddl, "columns"):
@@ -131,7 +131,7 @@ class App:
             )
         if key is not None and key not in relation.index_of:
             raise DeclarationError(
-                f"stream {name} has no column {key!r} to be keyed by; it has {', '.join(relation.index_of)}",
+                f"stream {name} has no column {key!r} to use as its key; it has {', '.join(relation.index_of)}",
                 stream=name,
             )
         if key is not None and not relation.column(key).type.hashable_key:
@@ -191,14 +191,14 @@ class App:
     # ---- SQL
 
     def sql(self, statement: Any) -> Statement:
-        """Prepare SQL text or a SQLAlchemy Core statement now, so that mistakes show now; run with ``txn.execute``."""
+        """Prepare SQL text or a SQLAlchemy Core statement, so that mistakes show early; run it with ``txn.execute``."""
         return self._prepare(statement, None)
 
     def statement(self, statement: Any, windows_of: str | None = None) -> Statement:
-        """The prepared form of what ``txn.execute`` was given: prepared once, then remembered.
+        """The prepared form of what ``txn.execute`` was given: prepared once, then cached.
 
-        Windows are private to their procedure: two procedures may give theirs the same name and other columns, so
-        ``windows_of`` (a procedure that has windows) decides what such a name means.
+        Windows are private to their procedure: two procedures may have windows of the same name with different columns,
+        so ``windows_of`` (a procedure that has windows) decides what such a name means.
         """
         if isinstance(statement, Statement):
             return statement
@@ -219,14 +219,14 @@ class App:
         for name in sorted(prepared.relations & windows.keys()):
             if any(shape.columns != windows[name][0].columns for shape in windows[name]):
                 raise StatementError(
-                    f"several procedures have a window {name}, with different columns, so this statement is unclear: "
+                    f"several procedures have a window {name}, with different columns, so this statement is ambiguous: "
                     f"{prepared.sql}\n  pass the text to txn.execute in the procedure, or give the windows different names",
                     sql=prepared.sql,
                 )
         return prepared
 
     def _windows(self, of: str | None) -> dict[str, list[Relation]]:
-        """What SQL reads under the name of a window: those of one procedure, or everybody's."""
+        """What SQL reads under the name of a window: the windows of one procedure, or of all."""
         streams = {name: stream.relation for name, stream in self.streams.items()}
         found: dict[str, list[Relation]] = {}
         for procedure in self.procedures.values() if of is None else [self.procedures[of]]:
@@ -256,10 +256,10 @@ class App:
         *OLTP* procedure, called ``function(txn, *arguments)`` by ``engine.call``.
 
         ``reads``/``writes``: tables it touches; ``partition(table)`` narrows to the batch's key. Writing includes reading.
-        ``retries`` and ``on_failure``: what an unexpected exception leads to: after so many retries the dataflow halts
-        in front of the batch (``"halt"``) or the batch moves to ``tidegate.dead_letters`` (``"dead_letter"``).
+        ``retries`` and ``on_failure``: what happens after an unexpected exception: after so many retries the dataflow
+        halts at the batch (``"halt"``) or the batch moves to ``tidegate.dead_letters`` (``"dead_letter"``).
         ``deadline_s``: abort an execution that runs longer.
-        ``prefetch``: ``{table: column}``: this input column holds keys of that table, fetched ahead in bulk.
+        ``prefetch``: ``{table: column}``: the input column with keys of that table, which are fetched ahead in bulk.
         """
         if bare:
             raise DeclarationError("write @app.procedure() with parentheses, and everything in them by keyword")
@@ -289,7 +289,7 @@ class App:
         if not callable(function) or not hasattr(function, "__name__"):
             raise DeclarationError(f"procedure {function!r} must be a function declared with def")
         if function.__name__ == "<lambda>":
-            raise DeclarationError("procedure <lambda> has no name to call it by; declare it with def")
+            raise DeclarationError("procedure <lambda> has no name; declare it with def")
         name = check_identifier("procedure", function.__name__)
         if name in self.nested_groups:
             raise DeclarationError(f"procedure {name!r}: there is a nested transaction of that name; rename one")

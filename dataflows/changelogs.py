@@ -1,4 +1,4 @@
-"""The changelog of a table, as it is declared: a stream without producer, and procedures to begin it and to fill tables again."""
+"""The declaration of a table's changelog: a stream without a producer, and procedures to start it and refill tables."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def restore_rows(txn: Any, table: str, rows: Sequence[Sequence[Any]]) -> None:
 
 
 def begin_subscription(txn: Any, subscription: str) -> None:
-    """A place in the order: what the table holds there is where ``subscription`` begins. The engine does that at its commit.
+    """A position in the order: ``subscription`` begins with what the table holds there. The engine does that at commit.
 
-    It is declared to write the table, so everything before it has committed and nothing behind it has.
+    It is declared to write the table, so everything before it has committed and nothing after it has.
     """
 
 
 def declare_changelog(app: App, table: str) -> None:
-    """Declare the stream ``<table>_changes``, how to begin it, and let the tables with a changelog be filled from it."""
+    """Declare the stream ``<table>_changes``, how to start it, and how tables with a changelog are refilled from it."""
     name = app.stream(f"{table}_changes", COLUMNS)
     app.streams[name] = Stream(name, app.streams[name].relation, changelog_of=table)
     tables = [s.changelog_of for s in app.streams.values() if s.changelog_of is not None]

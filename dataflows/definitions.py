@@ -28,7 +28,7 @@ class Stream:
     key: str | None = None
     deadline_s: float | None = None
     default: tuple[dict[str, Any], ...] = ()
-    changelog_of: str | None = None  # the table whose committed changes it has; no procedure emits to it
+    changelog_of: str | None = None  # the table whose committed changes it holds; no procedure emits to it
 
     @property
     def awaited(self) -> bool:
@@ -79,7 +79,7 @@ def partition(table: str, by: str | None = None) -> Partition:
 
 
 def committed(table: str) -> Committed:
-    """In ``reads=``: the newest committed state of ``table``, without waiting for writers in front.
+    """In ``reads=``: the newest committed state of ``table``, without waiting for earlier writers.
 
     Such a read never waits and never holds anyone up; in exchange it is not part of the serial order.
     """
@@ -96,8 +96,8 @@ class Either:
 def either(*streams: str) -> Either:
     """In ``inputs=``: the procedure runs once for each batch of any of these streams, in the order in which they came in.
 
-    Its function gets one batch per stream as always, those that are not there as empty ones. What it emits is numbered by
-    the sequence number of the execution, because the batch-ids of its inputs have nothing to do with each other.
+    Its function gets one batch per stream as always, empty for the streams that have none. What it emits is numbered by
+    the sequence number of the execution, because the batch-ids of its inputs are unrelated.
 
     >>> either("orders", "payments").streams
     ('orders', 'payments')
@@ -126,7 +126,7 @@ class Procedure:
 
     @property
     def internal(self) -> bool:
-        """The engine's own, such as what fills tables again: not for clients, and not shown to them."""
+        """The engine's own procedure, for example to refill tables: clients can't see or call it."""
         return self.name.startswith("tidegate_")
 
     @property
@@ -136,7 +136,7 @@ class Procedure:
 
 @dataclass(frozen=True)
 class Nested:
-    """Procedures that commit, abort and are isolated as one for each batch."""
+    """Procedures that commit, abort and are isolated as one unit for each batch."""
 
     name: str
     members: tuple[str, ...]
@@ -156,5 +156,7 @@ def check_identifier(kind: str, name: Any) -> str:
     if not isinstance(name, str) or not name.isidentifier():
         raise DeclarationError(f"{kind} name must be an identifier like 'votes', got {name!r}", name=name)
     if name.lower().startswith("tidegate"):
-        raise DeclarationError(f"{kind} name {name!r} is reserved: names that start with 'tidegate' are the system's")
+        raise DeclarationError(
+            f"{kind} name {name!r} is reserved: names that start with 'tidegate' belong to the system"
+        )
     return name

@@ -59,7 +59,7 @@ def describe_graph(graph: Graph) -> Described:
 
 
 def text(described: Described) -> str:
-    """A tree from every border stream; what was drawn before is only named again."""
+    """A tree from every border stream; a node that was already drawn is only named."""
     nodes = {node["id"]: node for node in described["nodes"]}
     after = _after(described)
     group_of = {member: group["name"] for group in described["nested"] for member in group["members"]}
@@ -146,7 +146,7 @@ WIDE = {"stream": 140, "procedure": 152}
 
 
 def svg(described: Described) -> str:
-    """The graph from left to right. Nodes carry ``data-id`` and an empty text ``class="rate"``, for whoever keeps it live."""
+    """The graph from left to right. Nodes carry ``data-id`` and an empty text ``class="rate"``, for a live view."""
     shown = [node for node in described["nodes"] if node["kind"] == "stream" or not node["called"]]
     called = [node for node in described["nodes"] if node["kind"] == "procedure" and node["called"]]
     place = _places(described, shown)
@@ -171,7 +171,7 @@ def svg(described: Described) -> str:
 
 
 def _places(described: Described, shown: list[Described]) -> dict[str, tuple[int, int]]:
-    """Column: the longest way from a border stream. Row: near the middle of what comes before, without sharing a place."""
+    """Column: the longest path from a border stream. Row: near the middle of its predecessors, one node per place."""
     ids = [node["id"] for node in shown]
     before: dict[str, list[str]] = {node_id: [] for node_id in ids}
     for edge in described["edges"]:

@@ -1,12 +1,12 @@
-"""The dataflow graph: ranks, units of atomicity, and what each border batch may cause.
+"""The dataflow graph: ranks, units of atomicity, and what each border batch can cause.
 
 A *unit* is what commits as one: a procedure, or a nested transaction. Contracting every nested transaction to one node
-must leave a DAG (that is what "convex" means: no path leaves a group and comes back); its topological order gives the
-ranks, the members of a group standing next to each other. A unit therefore never waits for one behind it.
+must leave a DAG (that is what "convex" means: no path leaves a group and returns to it); its topological order gives
+the ranks, with the members of a group next to each other. A unit therefore never waits for one behind it.
 
 A unit's *ancestors* are the border streams whose batch with the same batch-id it needs before it can be placed in the
 order: it gets the sequence number of the last of them to arrive. An awaited stream (one with a deadline) read inside a
-nested transaction is no ancestor: the transaction opens without it and waits.
+nested transaction is not an ancestor: the transaction opens without it and waits.
 
 An *either*-unit needs only one of its inputs, so any of its ancestors places it. The ids of its inputs are independent of
 each other; its own executions, and those of all units behind it, are numbered by the sequence number instead.
@@ -38,8 +38,8 @@ class Unit:
     outputs: tuple[str, ...]  # streams its members emit
     ancestors: frozenset[str]
     access: tuple[TableAccess, ...]  # union over its members and their triggers
-    either: bool = False  # does a batch on one of its inputs do?
-    numbered_by: str | None = None  # the either-unit that it is, or stands behind: its batch-ids are sequence numbers
+    either: bool = False  # is a batch on one of its inputs enough?
+    numbered_by: str | None = None  # the either-unit that it is or follows: its batch-ids are sequence numbers
 
     @property
     def nested(self) -> bool:
@@ -48,7 +48,7 @@ class Unit:
 
 @dataclass(eq=False)
 class Graph:
-    """All dataflows of an app, checked. ``partial``: more will be declared, so don't ask for completeness yet."""
+    """All dataflows of an app, checked. ``partial``: more will be declared, so completeness is not checked yet."""
 
     app: App
     partial: bool = False
@@ -99,13 +99,13 @@ class Graph:
         return [self._producer[stream] for stream in procedure.inputs if stream in self._producer]
 
     def _topological_order(self, nodes: list[str]) -> list[str]:
-        """Nodes with every producer before its consumers, by declaration where that leaves a choice (Kahn)."""
+        """Nodes with every producer before its consumers, ties broken by declaration order (Kahn)."""
         waiting: dict[str, set[str]] = {node: set() for node in nodes}
         for node in waiting:
             for member in self._members(node):
                 waiting[node] |= {self._node(p) for p in self._predecessors(member)} - {node}
                 if member.name in self._predecessors(member):
-                    raise DeclarationError(f"procedure {member.name} reads a stream that it emits itself: a cycle")
+                    raise DeclarationError(f"procedure {member.name} reads a stream that it emits to, which is a cycle")
         order: list[str] = []
         while waiting:
             ready = next((node for node, before in waiting.items() if before <= set(order)), None)
@@ -128,7 +128,7 @@ class Graph:
         groups = [name for name in cycle if name in self.app.nested_groups]
         if groups:
             return DeclarationError(
-                f"nested transaction {groups[0]} is not convex: a path leaves it and comes back ({arrows}); "
+                f"nested transaction {groups[0]} is not convex: a path leaves it and returns to it ({arrows}); "
                 f"take the procedures between into it, or split it",
                 cycle=cycle,
             )
@@ -138,7 +138,7 @@ class Graph:
 
     def _build_units(self, nodes: list[str]) -> None:
         ancestors: dict[str, frozenset[str]] = {}  # interior stream -> border streams behind it
-        numbered: dict[str, str | None] = {}  # stream -> the either-unit whose number its batches bear
+        numbered: dict[str, str | None] = {}  # stream -> the either-unit that numbers its batches
         next_rank: dict[str, int] = {}
         names = self._dataflow_names(nodes)
         for node in nodes:
@@ -190,22 +190,22 @@ class Graph:
                 self.caused_by.setdefault(stream, []).append(unit)
 
     def _numbered(self, node: str, inputs: list[str], numbered: dict[str, str | None]) -> str | None:
-        """The either-unit whose number the batches of these inputs bear; None: they have the ids of border batches."""
+        """The either-unit that numbers the batches of these inputs; None: they have the ids of border batches."""
         numbers = {stream: numbered.get(stream) for stream in inputs}
         if len(set(numbers.values())) > 1:
             behind, by = next((s, n) for s, n in numbers.items() if n is not None)
             other = next(s for s, n in numbers.items() if n != by)
             raise DeclarationError(
                 f"{node} needs batches of the same id on {behind} and {other}, but {behind} is behind {by}, which has "
-                f"inputs=either(…) and numbers its batches anew, and {other} has its ids from "
-                f"{numbers[other] or 'border batches'}: they never mean the same. Give {node} inputs=either(…) too, or take "
-                f"both from behind {by}",
+                f"inputs=either(…) and renumbers its batches, and {other} has its ids from "
+                f"{numbers[other] or 'border batches'}: the ids never correspond. Give {node} inputs=either(…) too, "
+                f"or take both from behind {by}",
                 procedure=node,
             )
         return next(iter(numbers.values()), None)
 
     def _check_asked_by(self, node: str, stream: str, number: str | None, numbered: dict[str, str | None]) -> None:
-        """An answer names its question by batch-id: all who wait on a stream must number alike."""
+        """An answer names its question by batch-id: all units that wait on a stream must number batches alike."""
         if numbered.setdefault(stream, number) != number:
             raise DeclarationError(
                 f"stream {stream} answers questions of {node} and of others whose batches are numbered differently (by "
@@ -214,8 +214,8 @@ class Graph:
             )
 
     def placed_by(self, unit: Unit, stream: str, placed: Container[str]) -> list[str] | None:
-        """Of a unit with a number of its own: the inputs that a batch on border ``stream`` may bring to it, when it has
-        caused executions of the units ``placed``; None when it brings nothing.
+        """For a unit with its own numbering: the inputs that a batch on border ``stream`` may lead to, given that it
+        caused executions of the units ``placed``; None when it leads to none.
         """
         if not unit.either:
             return list(unit.inputs) if unit.numbered_by in placed else None
@@ -340,7 +340,7 @@ class Graph:
                 )
 
     def _infer_keys(self, nodes: list[str]) -> None:
-        """A procedure's inputs are keyed alike, and its outputs take that key."""
+        """A procedure's inputs must be keyed alike, and its outputs inherit that key."""
         for stream in self.app.streams.values():
             if stream.border:
                 self.keyed[stream.name] = None if stream.key is None else stream.relation.column(stream.key).type.sql
@@ -350,7 +350,7 @@ class Graph:
                 if len(set(kinds.values())) > 1:
                     told = ", ".join(f"{s} by {k or 'nothing'}" for s, k in kinds.items())
                     why = (
-                        "one key has no meaning for the other"
+                        "a key of one means nothing in the other"
                         if procedure.either
                         else "batches with the same id could not be matched"
                     )

@@ -1,4 +1,4 @@
-"""Mistakes in the declaration of one procedure, found at once and named. Rules of the whole graph are in ``graph``."""
+"""Mistakes in the declaration of one procedure, found early and named. Rules of the whole graph are in ``graph``."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def unknown(where: str, kind: str, name: object, known: Iterable[str]) -> Declar
 
 
 def not_callable(name: str, procedures: Mapping[str, Procedure], oltp: Iterable[str]) -> TidegateError:
-    """The error for a call of what can't be called: a streaming procedure, or none at all."""
+    """The error for a call of something that can't be called: a streaming procedure, or an unknown name."""
     if name in procedures:
         return TidegateError(
-            f"{name} is a streaming procedure: it is started by batches on {', '.join(procedures[name].inputs)}; push there "
+            f"{name} is a streaming procedure: batches start it, on {', '.join(procedures[name].inputs)}; push there "
             f"instead",
             procedure=name,
         )
@@ -66,7 +66,7 @@ def _check_either(app: App, procedure: Procedure) -> None:
     if len(procedure.inputs) < 2:
         raise DeclarationError(
             f"procedure {procedure.name}: either(…) is for two or more streams, got {len(procedure.inputs)}; "
-            f"with one input every batch starts it anyway",
+            f"with one input, every batch starts it anyway",
             procedure=procedure.name,
         )
     for name in procedure.inputs:
@@ -168,8 +168,8 @@ def check_signature(_: App, procedure: Procedure) -> None:
     tests = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
     if any(test(procedure.function) for test in tests):
         raise DeclarationError(
-            f"procedure {procedure.name} must be a plain function, not async or a generator: a transaction runs to its "
-            f"end without giving way",
+            f"procedure {procedure.name} must be a plain function, not async or a generator: a transaction runs to "
+            "its end without yielding",
             procedure=procedure.name,
         )
     parameters = inspect.signature(procedure.function)
@@ -214,7 +214,7 @@ def check_prefetch(app: App, procedure: Procedure) -> None:
             raise DeclarationError(f"procedure {procedure.name}: prefetch needs a one-column key; {table} has more")
         if column not in columns:
             raise DeclarationError(
-                f"procedure {procedure.name}: prefetch column {column!r} is in none of its inputs, which have "
+                f"procedure {procedure.name}: prefetch column {column!r} is not in any of its inputs, which have "
                 f"{', '.join(sorted(columns))}"
             )
 

@@ -1,4 +1,4 @@
-"""Answers: JSON, and errors with the status and the facts that let a client raise the same error."""
+"""Answers: JSON, and errors with the status and the facts from which a client can raise the same error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tidegate.wire import speak
 
 # the first that fits
 STATUS: tuple[tuple[type[TidegateError], int], ...] = (
-    (errors.DeclarationError, 404),  # a name that was not declared
+    (errors.DeclarationError, 404),  # an undeclared name
     (errors.StatementError, 422),
     (errors.DataError, 422),
     (errors.AccessError, 409),
@@ -43,7 +43,7 @@ def status_of(error: TidegateError) -> int:
 
 
 def error_facts(error: TidegateError) -> dict[str, Any]:
-    """An error as JSON: its class, its text, and those of its facts that JSON can carry."""
+    """An error as JSON: its class, its text, and those of its facts that JSON can represent."""
     facts = {
         name: value
         for name, value in vars(error).items()
@@ -71,7 +71,7 @@ def json_response(value: Any, status: int = 200, headers: dict[str, str] | None 
 
 
 def ticket_facts(ticket: Ticket) -> dict[str, Any]:
-    """How far a push or a call has come. May take the engine's lock: not in the event loop when it is a duplicate."""
+    """The progress of a push or a call. May take the engine's lock: not in the event loop when it is a duplicate."""
     return {
         "done": ticket.done,
         "duplicate": ticket.duplicate,

@@ -38,7 +38,7 @@ def make_app(
     queries: QueryService | None = None,
     tracing: Tracing | None = None,
 ) -> Gate:
-    """Everything between a socket and the engine. The engine is opened before and closed after by the caller."""
+    """Everything between a socket and the engine. The caller opens the engine before and closes it afterwards."""
     metrics = Metrics()
     published = encode(document(engine.app, tokens, version("tidegate")))  # OpenAPI wants bounds of integers as numbers
 
@@ -99,7 +99,7 @@ async def _no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     text = {
         404: f"there is nothing at {request.url.path[:200]}; /openapi.json lists what there is",
-        405: f"{request.method} is not for {request.url.path[:200]}; /openapi.json lists what is",
+        405: f"{request.url.path[:200]} does not take {request.method}; /openapi.json lists what it takes",
     }.get(error.status_code, error.detail)
     answer = error_response(ServerError(text, status=error.status_code))
     answer.headers.update(error.headers or {})

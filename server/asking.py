@@ -28,7 +28,7 @@ LONGEST_S = 3_600.0
 
 
 class Streamed(StreamingResponse):
-    """A result on its way. One that fails half-way is cut off, so that nobody takes it for whole."""
+    """A result being streamed. One that fails midway is cut off, so that no client takes it for complete."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -58,7 +58,7 @@ async def query(request: Request, context: Context) -> Response:
         tables=holder.tables,
     )
     bounded = _bounded(batches, limit, asked.row_limit is not None)
-    first = await anext(bounded, None)  # what fails at once gets a status of its own
+    first = await anext(bounded, None)  # an immediate failure gets its own status
     body = {JSON: _as_json, CSV: _as_csv, ARROW: _as_arrow}[kind](schema, _chained(first, bounded))
     return Streamed(body, media_type=kind, headers={"cache-control": "no-store"})
 
@@ -73,7 +73,7 @@ def _format(request: Request) -> str:
             return CSV
         if kind == ARROW:
             return ARROW
-    raise ServerError(f"results come as {JSON}, {CSV} or {ARROW}, not as {accept[:100]!r}", status=406)
+    raise ServerError(f"results are available as {JSON}, {CSV} or {ARROW}, not as {accept[:100]!r}", status=406)
 
 
 def _read(asked: Queried) -> Queried:
@@ -92,18 +92,18 @@ def _limits(asked: Queried, context: Context) -> tuple[int, float, int | None]:
     settings = context.settings
     limit = settings.row_limit if asked.row_limit is None else asked.row_limit
     if not 0 < limit <= settings.row_limit:
-        raise DataError(f"row_limit is 1 to {settings.row_limit:,}, got {limit}", column="row_limit")
+        raise DataError(f"row_limit must be between 1 and {settings.row_limit:,}, got {limit}", column="row_limit")
     timeout_s = settings.query_timeout_s if asked.timeout_s is None else asked.timeout_s
     if not 0 < timeout_s <= LONGEST_S:
-        raise DataError(f"timeout_s is more than 0 and at most {LONGEST_S:g} seconds", column="timeout_s")
+        raise DataError(f"timeout_s must be more than 0 and at most {LONGEST_S:g} seconds", column="timeout_s")
     as_of = whole_number(asked.as_of, "as_of") if isinstance(asked.as_of, str) else asked.as_of
     if as_of is not None and not 0 <= as_of < 2**63:
-        raise DataError("as_of is a sequence number", column="as_of")
+        raise DataError("as_of must be a sequence number", column="as_of")
     return limit, min(timeout_s, settings.query_timeout_s), as_of
 
 
 async def _bounded(batches: AsyncIterator[pa.RecordBatch], limit: int, chosen: bool) -> AsyncIterator[pa.RecordBatch]:
-    """At most ``limit`` rows. A caller who chose the limit gets so many; otherwise more rows than that are an error."""
+    """At most ``limit`` rows. A caller who chose the limit gets that many; otherwise more rows are an error."""
     left = limit
     async for batch in batches:
         if batch.num_rows > left:
@@ -127,7 +127,7 @@ async def _chained(first: pa.RecordBatch | None, rest: AsyncIterator[pa.RecordBa
 
 
 async def _as_json(schema: pa.Schema, batches: AsyncIterator[pa.RecordBatch]) -> AsyncIterator[bytes]:
-    """``{"columns": […], "rows": [[…], …], "error": null}``; the error is of a query that failed half-way."""
+    """``{"columns": […], "rows": [[…], …], "error": null}``; the error is that of a query that failed midway."""
     columns = [{"name": field.name, "type": str(field.type)} for field in schema]
     yield b'{"columns":' + speak(columns) + b',"rows":['
     error: TidegateError | None = None
@@ -165,7 +165,7 @@ def _csv_text(rows: Any) -> bytes:
 
 
 def _csv_value(value: Any) -> Any:
-    """NULL is empty; what JSON has a text for is that text; lists and the like are JSON."""
+    """NULL is empty; values that are text in JSON are that text; lists and the like are JSON."""
     if value is None or (isinstance(value, (str, int)) and not isinstance(value, bool)):
         return value
     text = speak(finite(value)).decode()
@@ -183,7 +183,7 @@ async def _as_arrow(schema: pa.Schema, batches: AsyncIterator[pa.RecordBatch]) -
 
 
 class _Sink(io.RawIOBase):
-    """What the Arrow writer has written since it was last taken."""
+    """What the Arrow writer has written since the last ``take``."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []

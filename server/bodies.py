@@ -1,4 +1,4 @@
-"""Reading requests: within their size and time, and into rows."""
+"""Reading requests within limits of size and time, and into rows."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ NDJSON = "application/x-ndjson"
 ARROW = "application/vnd.apache.arrow.stream"
 ROW_TYPES = (JSON, NDJSON, ARROW)
 _NDJSON_ALSO = {"application/ndjson", "application/jsonl", "application/x-jsonlines"}
-LARGE = 256 << 10  # bytes from which work on a body is not done in the event loop
-DEEPEST = 100  # lists and objects inside one another in a body
+LARGE = 256 << 10  # from this many bytes on, a body is processed outside the event loop
+DEEPEST = 100  # nesting of lists and objects in a body
 
 T = TypeVar("T")
-_LARGE_BODIES = ThreadPoolExecutor(2, "tidegate-large")  # few, so that others get their turn in the interpreter
+_LARGE_BODIES = ThreadPoolExecutor(2, "tidegate-large")  # few, so that other threads get a turn in the interpreter
 
 
 class Pushed(msgspec.Struct, forbid_unknown_fields=True):
@@ -61,7 +61,7 @@ class Queried(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Acknowledged(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of an acknowledgement. ``refused``: why the batches are not wanted; they become dead letters."""
+    """The body of an acknowledgement. ``refused``: why the batches are refused; they become dead letters."""
 
     cursors: list[str]
     up_to: bool = False
@@ -69,7 +69,7 @@ class Acknowledged(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def check_query(query_string: bytes, known: Collection[str]) -> None:
-    """Raise when the address has a parameter that means nothing here, or one twice: nobody would notice what it left out."""
+    """Raise for an unknown or repeated query parameter: otherwise it would be ignored silently."""
     seen: set[str] = set()
     for name, _ in parse_qsl(query_string.decode("latin-1"), keep_blank_values=True):
         if name not in known:
@@ -89,7 +89,7 @@ async def read_body(request: Request, settings: Settings) -> bytes:
     """The whole body, if it is small enough and arrives in time."""
     headers = request.scope["state"]["headers"]
     if headers.get("content-encoding", "identity") != "identity":
-        raise ServerError("bodies are taken as they are: send it without Content-Encoding", status=415)
+        raise ServerError("encoded bodies are not accepted: send it without Content-Encoding", status=415)
     declared = headers.get("content-length", "0")
     limit = settings.body_bytes
     if declared.isdigit() and int(declared) > limit:
@@ -106,7 +106,7 @@ async def read_body(request: Request, settings: Settings) -> bytes:
     except TimeoutError:
         raise ServerError(f"the body did not arrive within {settings.body_timeout_s:g} seconds", status=408) from None
     except ClientDisconnect:
-        raise ServerError("the client went away", status=400) from None
+        raise ServerError("the client disconnected", status=400) from None
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
@@ -122,14 +122,14 @@ def content_type(request: Request) -> str:
 
 
 async def aside(size: int, function: Callable[..., T], *arguments: Any) -> T:
-    """What a function returns that works on ``size`` bytes, in a thread when they are many: others are answered meanwhile."""
+    """The result of a function of ``size`` bytes, in a thread when they are many: others are served meanwhile."""
     if size <= LARGE:
         return function(*arguments)
     return await asyncio.get_running_loop().run_in_executor(_LARGE_BODIES, function, *arguments)
 
 
 async def read_json(request: Request, settings: Settings, kind: Any, then: Callable[[Any], T] = lambda told: told) -> T:
-    """The body as JSON of this shape; or what ``then`` makes of it, out of the others' way when it is large."""
+    """The body as JSON of this shape; or what ``then`` makes of it, in a thread when it is large."""
     if content_type(request) != JSON:
         raise ServerError(f"send {JSON}, not {content_type(request)!r}", status=415)
     body = await read_body(request, settings)
@@ -145,7 +145,7 @@ def decode(body: bytes, kind: Any) -> Any:
 
 
 def check_depth(body: bytes) -> None:
-    """Raise when lists and objects are nested more deeply than anyone needs: whoever walks through them later would fail.
+    """Raise when lists and objects are nested too deeply: code that walks through them later would fail.
 
     >>> check_depth(b'[{"a": "[[["}]' * 1000)
     """
@@ -158,8 +158,8 @@ def check_depth(body: bytes) -> None:
     depth = int((opened.astype(np.int8) - closed.astype(np.int8)).cumsum(dtype=np.int32).max())
     if depth > DEEPEST:
         raise DataError(
-            f"the body nests lists and objects {depth:,} deep, and {DEEPEST} is the most that is taken; send it flatter, or as "
-            f"text"
+            f"the body nests lists and objects {depth:,} levels deep, and at most {DEEPEST} are accepted; send it "
+            "flatter, or as text"
         )
 
 
@@ -169,7 +169,7 @@ async def read_push(request: Request, settings: Settings, rows: Callable[[list[A
     """
     kind = content_type(request)
     if kind not in ROW_TYPES:
-        raise ServerError(f"rows are sent as {', '.join(ROW_TYPES)}, not {kind!r}", status=415)
+        raise ServerError(f"send rows as {', '.join(ROW_TYPES)}, not {kind!r}", status=415)
     body = await read_body(request, settings)
 
     def read() -> Pushed:
@@ -190,7 +190,7 @@ async def read_push(request: Request, settings: Settings, rows: Callable[[list[A
     if "after" in query:
         pushed.after = decode(query["after"].encode("utf-8", "replace"), Any)
     if pushed.offset is not None and pushed.source is None:
-        raise DataError("offset says how far a source has come: send source too", column="source")
+        raise DataError("an offset belongs to a source: send source too", column="source")
     return pushed
 
 
@@ -220,23 +220,23 @@ def _lines(body: bytes) -> list[Any]:
             try:
                 rows.append(msgspec.json.decode(line))
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                raise DataError(f"line {number} is no JSON: {error}") from None
+                raise DataError(f"line {number} is not JSON: {error}") from None
     return rows
 
 
 def whole_number(text: str, name: str) -> int:
     digits = text.removeprefix("-")
     if not digits.isascii() or not digits.isdigit() or len(digits) > 19:
-        raise DataError(f"{name} is a whole number of 64 bits, got {text[:40]!r}", column=name)
+        raise DataError(f"{name} must be a whole number of 64 bits, got {text[:40]!r}", column=name)
     return int(text)
 
 
-# ---- Arrow: only what can't unfold into much more than was sent
+# ---- Arrow: only what can't expand into much more than was sent
 
 
 def read_arrow(body: bytes, row_limit: int) -> list[dict[str, Any]]:
-    """The rows of an Arrow IPC stream. Compressed buffers and types that repeat values by reference are refused: a small
-    body could then stand for more rows than there is memory.
+    """The rows of an Arrow IPC stream. Compressed buffers and types that repeat values by reference are refused: a
+    small body could otherwise expand to more rows than fit in memory.
     """
     rows: list[dict[str, Any]] = []
     try:
@@ -245,7 +245,8 @@ def read_arrow(body: bytes, row_limit: int) -> list[dict[str, Any]]:
         for field in reader.schema:
             if not _flat(field.type):
                 raise DataError(
-                    f"column {field.name!r} has Arrow type {field.type}, which is not taken; cast it to a plain one",
+                    f"column {field.name!r} has Arrow type {field.type}, which is not supported; cast it to a plain "
+                    "one",
                     column=field.name,
                 )
         for batch in reader:
@@ -254,7 +255,7 @@ def read_arrow(body: bytes, row_limit: int) -> list[dict[str, Any]]:
             batch.validate(full=True)
             rows.extend(batch.to_pylist())
     except (pa.ArrowException, OSError, ValueError, struct.error, IndexError, OverflowError) as error:
-        raise DataError(f"the body is no Arrow IPC stream that can be read: {error}") from None
+        raise DataError(f"the body is not a readable Arrow IPC stream: {error}") from None
     return rows
 
 
@@ -297,14 +298,14 @@ def _refuse_compression(body: bytes) -> None:
         if kind in (2, 3) and 2 in message:  # DictionaryBatch, RecordBatch
             header = _table(body, message[2] + struct.unpack_from("<I", body, message[2])[0])
             if kind == 2:
-                raise DataError("dictionary-encoded columns are not taken; cast them to plain ones")
+                raise DataError("dictionary-encoded columns are not supported; cast them to plain ones")
             if 3 in header:
-                raise DataError("compressed Arrow buffers are not taken; write the stream without compression")
+                raise DataError("compressed Arrow buffers are not supported; write the stream without compression")
         place = start + size + length
 
 
 def _table(body: bytes, at: int) -> dict[int, int]:
-    """Where the fields of a flatbuffers table are: field number -> place."""
+    """Where the fields of a flatbuffers table are: field number -> offset."""
     vtable = at - struct.unpack_from("<i", body, at)[0]
     if vtable < 0:
         raise ValueError("its metadata is damaged")

@@ -25,10 +25,10 @@ from tidegate.txn.ticket import Ticket
 
 
 class Tickets:
-    """Tickets that were not done when their request was answered, by a name nobody can guess.
+    """Tickets that were not done when their request was answered, by a name that can't be guessed.
 
-    Only who got a ticket, and an admin, may ask by it. The oldest are forgotten: those of the same holder when it has too many,
-    any when there are too many in all.
+    Only the holder who got a ticket, or an admin, may use it. The oldest are dropped: those of a holder with too many,
+    and any when there are too many in total.
     """
 
     def __init__(self, each: int, limit: int) -> None:
@@ -59,15 +59,16 @@ class Tickets:
         owner, ticket = self._tickets.get(name, (None, None))
         if ticket is None or (owner != holder.name and not holder.admin):
             raise ServerError(
-                f"there is no ticket {name[:40]!r} here: tickets are kept in memory, until the server is restarted. What was "
-                f"accepted is in the log all the same; push it again under the same batch-id to see that it was",
+                f"there is no ticket {name[:40]!r} here: tickets are kept in memory and lost when the server "
+                "restarts. An accepted batch is still in the log; push it again under the same batch-id to confirm "
+                "that",
                 status=404,
             )
         return ticket
 
 
 class Followers:
-    """Open event streams and sockets: so many for each token, and never so many that nobody else can connect."""
+    """Open event streams and sockets: limited per token, and in total, so that others can still connect."""
 
     def __init__(self, each: int, limit: int) -> None:
         self._each = each
@@ -76,7 +77,7 @@ class Followers:
 
     def enter(self, holder: Token) -> None:
         if self._open.total() >= self._limit:
-            raise Overloaded(f"{self._limit} clients follow streams here already, which is the limit; try again later")
+            raise Overloaded(f"{self._limit} clients already follow streams here, which is the limit; try again later")
         if self._open[holder.name] >= self._each and not holder.admin:
             raise Overloaded(
                 f"{holder.name!r} follows {self._each} streams already, which is the limit; close one of them"
@@ -90,7 +91,7 @@ class Followers:
 
 
 class Context:
-    """One server at work. Made in its event loop."""
+    """A running server. Created in its event loop."""
 
     def __init__(self, engine: Engine, settings: Settings, metrics: Metrics, queries: QueryService | None) -> None:
         self.engine = engine
@@ -114,22 +115,23 @@ class Context:
         return await asyncio.to_thread(self.look)
 
     def let_go(self) -> None:
-        """The server is about to stop: requests that last, subscriptions, are ended."""
+        """The server is about to stop: long-lived requests (subscriptions) are ended."""
         self.stopping = True
         self.feeds.let_go()
         self.named.let_go()
 
     async def close(self) -> None:
-        """Finish what is under way; the engine itself is closed by whoever opened it."""
+        """Finish what is under way; the caller who opened the engine closes it."""
         await self.feeds.close()
         await self.driver.close()
 
 
 def check_role(holder: Token | None, roles: tuple[str, ...]) -> None:
-    """Raise when the holder of this token may not do what takes one of these roles."""
+    """Raise when the holder of this token has none of these roles."""
     if holder is not None and roles and not holder.allows(roles):
         raise NotAllowed(
-            f"this takes a token with the role {' or '.join(roles)}; {holder.name!r} has {', '.join(sorted(holder.roles))}"
+            f"this needs a token with the role {' or '.join(roles)}; {holder.name!r} has "
+            f"{', '.join(sorted(holder.roles))}"
         )
 
 
@@ -145,13 +147,11 @@ def check_scope(holder: Token | None, path: str, parameters: Mapping[str, str]) 
         if parameter in IN_PATHS:
             holder.check(IN_PATHS[parameter], name)
     if path in WHOLE and holder.tables is not None:
-        raise NotAllowed(
-            f"{path} shows rows of all streams and tables, and {holder.name!r} is confined to some of them"
-        )
+        raise NotAllowed(f"{path} shows rows of all streams and tables, and {holder.name!r} may see only some of them")
 
 
 def holder_of(request: HTTPConnection) -> Token:
-    """Whose request it is."""
+    """The holder of the token of this request."""
     holder: Token = request.scope["state"]["holder"]
     return holder
 

@@ -1,10 +1,10 @@
-"""Driving the engine from an event loop: one thread calls it, and results come back in bunches.
+"""Driving the engine from an event loop: one thread calls it, and results come back in groups.
 
     handler ──job──▶ queue ──▶ engine thread: engine.push(…) ──▶ done ──one wake-up for many──▶ handlers' futures
                                         └─ ticket ──▶ log thread syncs, ticket is done ──▶ done ─┘
 
-No handler ever waits for the engine's lock, and the engine never waits for a handler. The queue is bounded: beyond
-that work is refused with Overloaded instead of piling up.
+No handler ever waits for the engine's lock, and the engine never waits for a handler. The queue is bounded: when it is
+full, work is refused with Overloaded instead of piling up.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ log = logging.getLogger("tidegate.server")
 T = TypeVar("T")
 Job = tuple[Callable[[], Any], "asyncio.Future[Any]"]
 
-FEEDS = 4  # bulk requests at work at the same time; others wait
-TICK_S = 0.1  # how often deadlines of questions are looked at when nothing else happens
+FEEDS = 4  # bulk requests that run at the same time; others wait
+TICK_S = 0.1  # how often deadlines of questions are checked when idle
 
 
 @dataclass(frozen=True)
 class Accepted:
-    """What became of a push: ``ticket`` for its outcome, ``sequence`` the last place in the order that it took."""
+    """An accepted push: ``ticket`` for its outcome, ``sequence`` the last sequence number it was given."""
 
     ticket: Ticket
     sequence: int
@@ -56,7 +56,7 @@ class Mailbox:
             self._woken = True
             try:
                 self._loop.call_soon_threadsafe(self._flush)
-            except RuntimeError:  # the loop is closed: nobody waits any more
+            except RuntimeError:  # the loop is closed: there are no waiters left
                 pass
 
     def _flush(self) -> None:
@@ -72,14 +72,14 @@ class Mailbox:
 
 
 def _as_error(error: BaseException) -> Exception:
-    """What may be raised in the event loop: a SystemExit of somebody's procedure would end the server there."""
+    """An error that is safe to raise in the event loop, where a SystemExit from a procedure would end the server."""
     if isinstance(error, Exception):
         return error
-    return ServerError(f"a procedure raised {error!r}, which stopped it; the status shows what is halted", status=500)
+    return ServerError(f"a procedure raised {error!r} and was stopped; the status shows what is halted", status=500)
 
 
 class Driver:
-    """The one thread that calls the engine. Made in the event loop that uses it."""
+    """The one thread that calls the engine. Created in the event loop that uses it."""
 
     def __init__(self, engine: Engine, capacity: int = 10_000) -> None:
         self.engine = engine
@@ -100,12 +100,13 @@ class Driver:
         return self._jobs.qsize()
 
     async def do(self, job: Callable[[], T]) -> T:
-        """Run ``job`` on the engine's thread, after those that came before it."""
+        """Run ``job`` on the engine's thread, after those queued before it."""
         if self._closed:
             raise EngineClosed("the server is stopping; try again when it is back")
         if self._jobs.qsize() >= self.capacity:
             raise Overloaded(
-                f"{self.capacity} requests wait for the engine already; try again in a moment", capacity=self.capacity
+                f"{self.capacity} requests are already waiting for the engine; try again in a moment",
+                capacity=self.capacity,
             )
         future: asyncio.Future[T] = self._loop.create_future()
         self._jobs.put((job, future))
@@ -114,7 +115,7 @@ class Driver:
     async def push(
         self, stream: str, rows: Any, batch_id: int | None, source: str | None, offset: Any, after: Any
     ) -> Accepted:
-        """Push a batch; returns when it is accepted and on disk. The ticket tells the rest."""
+        """Push a batch; returns when it is accepted and on disk. The ticket has its outcome."""
         engine = self.engine
 
         def job() -> tuple[Ticket, Ticket | None, int]:
@@ -130,7 +131,7 @@ class Driver:
         engine = self.engine
 
         def job() -> tuple[Ticket, Ticket | None, int]:
-            ticket = engine.acceptance.call(call, 0)  # never waits for room: answers come in on this thread, too
+            ticket = engine.acceptance.call(call, 0)  # never waits for room: answers arrive on this thread, too
             with engine.lock:
                 self.calls += 1
                 return ticket, self._on_disk(ticket), engine.sequence
@@ -138,7 +139,7 @@ class Driver:
         return await self._accepted(job)
 
     async def feed(self, stream: str, rows: list[Any], size: int, source: str | None, offset: Any, after: Any) -> int:
-        """Feed rows. That may wait for room, so it has threads of its own: answers make the room, and come in here."""
+        """Feed rows. That may wait for room, so it has its own threads: answers make room, and arrive on this one."""
 
         def job() -> int:
             try:
@@ -159,7 +160,7 @@ class Driver:
             raise
         if on_disk is not None:
             await self.finished(on_disk)
-            if on_disk.error is not None:  # the log failed: nobody knows whether it is on disk
+            if on_disk.error is not None:  # the log failed: it is unknown whether it is on disk
                 raise on_disk.error
         return Accepted(ticket, sequence)
 
@@ -189,7 +190,7 @@ class Driver:
         return True
 
     def _run(self) -> None:
-        tick = self.engine.config.executor != "threads"  # workers look at deadlines themselves
+        tick = self.engine.config.executor != "threads"  # workers check deadlines themselves
         while True:
             try:
                 found = self._jobs.get(timeout=TICK_S if tick else None)
@@ -212,8 +213,8 @@ class Driver:
         try:
             if self.engine.scheduler.live:
                 self.engine.tick()
-        except Exception:  # a failed log or a full disk: whoever works next is told
-            log.debug("deadlines could not be looked at", exc_info=True)
+        except Exception:  # a failed log or a full disk: the next request reports it
+            log.debug("checking deadlines failed", exc_info=True)
 
     async def close(self) -> None:
         """Finish what is queued, then stop."""

@@ -2,9 +2,9 @@
 
     commit ──▶ queue ──▶ fan-out thread: waits until they are on disk, encodes ──▶ event loop ──▶ tails
 
-A **tail** follows a stream from now on. Its buffer is bounded; a subscriber that falls behind is let go with the cursor
-of the last batch it got, and may come back with it while the server still holds what followed. Nothing here can hold up
-a commit, which only puts the batch into a queue, and that queue is bounded too. Named subscribers are in
+A **tail** follows a stream from now on. Its buffer is bounded; a subscriber that falls behind is dropped with the
+cursor of the last batch it got, and may reconnect with it while the server still holds what followed. Nothing here can
+delay a commit, which only puts the batch into a queue, and that queue is bounded too. Named subscribers are in
 ``tidegate.server.named``.
 """
 
@@ -29,17 +29,17 @@ from tidegate.wire import RowWire, batch_facts, speak
 
 log = logging.getLogger("tidegate.server")
 
-QUEUED = 50_000  # batches between commits and the fan-out thread; beyond, tails have a gap and are let go
-AT_ONCE = 500  # batches encoded before the event loop hears of them
-KEPT = 10_000  # batches of a stream kept for subscribers that come back
+QUEUED = 50_000  # batches between commits and the fan-out thread; beyond that, tails have a gap and are dropped
+AT_ONCE = 500  # batches encoded before the event loop is notified
+KEPT = 10_000  # batches of a stream kept for subscribers that reconnect
 KEPT_BYTES = 16 << 20
-CLOSING_S = 0.2  # how often a thread that waits for the disk looks whether it should stop
-LINGER_S = 60.0  # a stream nobody follows any more is kept for so long
+CLOSING_S = 0.2  # how often a thread that waits for the disk checks whether to stop
+LINGER_S = 60.0  # how long a stream without followers is kept
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One batch on its way to subscribers: its cursor, and its JSON."""
+    """One batch for subscribers: its cursor, and its JSON."""
 
     number: int
     cursor: str
@@ -51,7 +51,7 @@ class Tail:
 
     def __init__(self, stream: str, capacity: int, capacity_bytes: int, missed: list[Event]) -> None:
         self.stream = stream
-        self.lost: str | None = None  # why it gets nothing more
+        self.lost: str | None = None  # why it was dropped
         self._capacity = capacity
         self._capacity_bytes = capacity_bytes
         self._events = missed  # kept by the feed anyway: they don't count against the capacity
@@ -73,12 +73,12 @@ class Tail:
         self._arrived.set()
 
     def lose(self, why: str) -> None:
-        """It gets what it has, and then is told why there is no more."""
+        """It gets what is buffered, and then the reason why there is no more."""
         self.lost = self.lost or why
         self._arrived.set()
 
     async def take(self, timeout_s: float) -> list[Event]:
-        """What has arrived, waiting up to ``timeout_s`` seconds; Overloaded when the rest was not kept."""
+        """What has arrived, waiting up to ``timeout_s`` seconds; Overloaded when later batches were not kept."""
         if not self._events and self.lost is None:
             try:
                 async with asyncio.timeout(timeout_s):
@@ -89,8 +89,8 @@ class Tail:
         events, self._events, self._bytes, self._extra = self._events, [], 0, 0
         if not events and self.lost is not None:
             raise Overloaded(
-                f"this subscriber of {self.stream} was let go: {self.lost}. Come back with the last cursor, or subscribe "
-                f"under a name: then nothing is lost",
+                f"this subscriber of {self.stream} was dropped: {self.lost}. Reconnect with the last cursor, or "
+                "subscribe under a name to lose nothing",
                 stream=self.stream,
             )
         return events
@@ -121,7 +121,7 @@ class Feeds:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.run = secrets.token_hex(4)  # cursors of another run mean nothing here
+        self.run = secrets.token_hex(4)  # cursors of another run are not valid here
         self.wires = {s.name: RowWire(s.relation) for s in engine.app.streams.values()}
         self.emitted: dict[str, int] = {s.name: 0 for s in engine.app.streams.values() if not s.border}
         self.feeds: dict[str, Feed] = {}
@@ -172,15 +172,16 @@ class Feeds:
         missed = feed.number - after
         if run != self.run or not 0 <= missed <= len(feed.kept):
             raise CursorGone(
-                f"the server does not hold what came after cursor {cursor!r} on {feed.name} (any more): it keeps the last "
-                f"{KEPT} batches, until it is restarted. Start without a cursor, or subscribe under a name to miss nothing",
+                f"the server does not hold what came after cursor {cursor!r} on {feed.name} (any more): it keeps only "
+                f"the last {KEPT} batches, until it is restarted. Start without a cursor, or subscribe under a name "
+                "to miss nothing",
                 stream=feed.name,
                 cursor=cursor,
             )
         return list(feed.kept)[len(feed.kept) - missed :]
 
     def leave(self, tail: Tail) -> None:
-        """The connection is gone; the feed stays for a while, should it come back."""
+        """The connection is gone; the feed stays for a while, in case it reconnects."""
         feed = self.feeds[tail.stream]
         feed.tails.discard(tail)
         if not feed.tails:
@@ -192,7 +193,7 @@ class Feeds:
             self._loop.run_in_executor(None, self._unlisten, feed.name)
 
     def cursor(self, stream: str) -> str:
-        """Where a subscriber that has seen everything so far stands."""
+        """The cursor of a subscriber that has seen everything so far."""
         return f"{self.run}.{self.feeds[stream].number}"
 
     def _publish(self, events: list[tuple[str, Event]]) -> None:
@@ -201,14 +202,14 @@ class Feeds:
                 self.feeds[stream].publish(event)
 
     def _skip(self, stream: str, number: int) -> None:
-        """The batch ``number`` of a stream was not kept: whoever follows it is let go, and no cursor leads across."""
+        """The batch ``number`` of a stream was not kept: its followers are dropped, and no cursor crosses the gap."""
         feed = self.feeds.get(stream)
         if feed is not None:
             feed.kept.clear()
             feed.kept_bytes = 0
             feed.number = number
             for tail in feed.tails:
-                tail.lose("the stream was faster than the server could send it on")
+                tail.lose("the stream was faster than the server could send it")
 
     # ---- any thread
 
@@ -258,7 +259,7 @@ class Feeds:
             except Exception:
                 if self._loop.is_closed():
                     return
-                log.exception("a subscriber could not be served; the others are")
+                log.exception("serving a subscriber failed; the others are not affected")
 
     def _pass_on(self, batches: list[tuple[str, int, int, Batch]]) -> None:
         if batches and self._on_disk(batches[-1][1]):
@@ -276,9 +277,9 @@ class Feeds:
         return stream, Event(number, cursor, speak(facts))
 
     def _on_disk(self, lsn: int) -> bool:
-        """Wait until nothing up to here can be taken back by a crash; False when that will never be.
+        """Wait until no crash can undo anything up to here; False when that will never be.
 
-        It waits for the next group commit instead of asking for one: subscribers must not make pushes slower.
+        It waits for the next group commit instead of requesting one: subscribers must not make pushes slower.
         """
         durable = self.engine.durable
         if durable is None or durable.writer.synced >= lsn:

@@ -25,13 +25,13 @@ log = logging.getLogger("tidegate.server")
 
 
 def check_subscription_name(name: str) -> None:
-    """Raise when a subscription can't be called this."""
+    """Raise when a subscription can't have this name."""
     if not name or len(name) > 200 or not name.isprintable():
-        raise DataError("a subscription's name is 1 to 200 printable characters", column="name")
+        raise DataError("a subscription's name must have 1 to 200 printable characters", column="name")
 
 
 class Subscriber:
-    """A connection's side of a subscription: opened, read from, and given back whatever happens."""
+    """A connection's side of a subscription: opened, read from, and always released."""
 
     def __init__(self, context: Context, holder: Token, stream: str, name: str | None, cursor: str | None) -> None:
         if name is not None:
@@ -89,7 +89,7 @@ class Subscriber:
 
 
 class EventStream(Response):
-    """The answer to an SSE request: lasts until one side has enough."""
+    """The answer to an SSE request: lasts until one side ends it."""
 
     def __init__(self, subscriber: Subscriber, context: Context, first: str | None) -> None:
         super().__init__()
@@ -168,7 +168,7 @@ async def events(request: Request, context: Context) -> Response:
 async def socket(websocket: WebSocket, context: Context, known: Collection[str]) -> None:
     """Follow a stream over a WebSocket; a named subscriber acknowledges over it: ``{"cursors": […], "up_to": true}``.
 
-    ``known``: the parameters that its address may have.
+    ``known``: the query parameters it may have.
     """
     query = websocket.query_params
     subscriber: Subscriber | None = None
@@ -228,7 +228,7 @@ async def _socket_in(websocket: WebSocket, subscriber: Subscriber) -> None:
         if message["type"] == "websocket.disconnect":
             raise WebSocketDisconnect(message.get("code", 1000))
         if message.get("text") is None:
-            raise DataError('this socket takes text frames with JSON ({"cursors": […]}), and a binary frame came')
+            raise DataError('this socket takes text frames with JSON ({"cursors": […]}), but a binary frame arrived')
         await subscriber.acknowledge(decode(message["text"].encode(), Acknowledged))
 
 
@@ -251,14 +251,14 @@ async def waiting(request: Request, context: Context) -> Response:
     check_subscription_name(name)
     limit = whole_number(query["limit"], "limit") if "limit" in query else None
     if limit is not None and limit < 1:
-        raise DataError(f"limit is at least 1, got {limit}", column="limit")
+        raise DataError(f"limit must be at least 1, got {limit}", column="limit")
     holder = holder_of(request)
     holder.check("streams", stream)
     return json_response({"batches": await context.named.waiting(stream, name, limit, holder)})
 
 
 async def acknowledge(request: Request, context: Context) -> Response:
-    """The batches behind these cursors are dealt with, and never sent again; ``refused`` has them put aside as dead letters."""
+    """Acknowledge the batches with these cursors, which are not sent again; ``refused`` makes them dead letters."""
     message: Acknowledged = await read_json(request, context.settings, Acknowledged)
     count = await context.named.acknowledge(request.path_params["name"], message)
     return json_response({"acknowledged": count})

@@ -23,32 +23,32 @@ from tidegate.server.tracing import Tracing
 
 log = logging.getLogger("tidegate.server")
 
-OPEN = ("/health", "/ready")  # for those who watch the server; and the console's own files, which hold no data
+OPEN = ("/health", "/ready")  # for monitoring; and the console's own files, which hold no data
 HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cross-origin-resource-policy": "same-origin",
     "x-frame-options": "DENY",
 }
-SLOWED = 64  # answers to wrong tokens that are held back at a time
-_UNEXPECTED = ServerError("the server failed at this request; its log says how", status=500)
+SLOWED = 64  # answers to wrong tokens that are delayed at the same time
+_UNEXPECTED = ServerError("the server failed to handle this request; its log has the details", status=500)
 _ADDED = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
 
 
 class Rates:
-    """How often each holder may ask: a bucket of one second's worth that refills all the time."""
+    """How often each holder may ask: a token bucket that holds one second's worth and refills continuously."""
 
     def __init__(self) -> None:
         self._buckets: dict[str, tuple[float, float]] = {}  # name -> (left, at)
 
     def take(self, name: str, rate: float, now: float) -> float:
-        """0 when the request may go on, else the seconds to wait."""
+        """0 when the request may proceed, otherwise the seconds to wait."""
         left, at = self._buckets.get(name, (rate, now))
         left = min(rate, left + (now - at) * rate)
         if left < 1.0 and rate >= 1.0:
             self._buckets[name] = (left, now)
             return (1.0 - left) / rate
-        if len(self._buckets) > 10_000:  # addresses come and go; a full bucket is as good as none
+        if len(self._buckets) > 10_000:  # addresses come and go; a full bucket need not be kept
             self._buckets = {n: b for n, b in self._buckets.items() if now - b[1] < 1.0}
         self._buckets[name] = (left - 1.0, now)
         return 0.0
@@ -66,7 +66,7 @@ class Gate:
         let_go: Callable[[], None],
         tracing: Tracing | None = None,
     ) -> None:
-        self.let_go = let_go  # ends the requests that would last for ever
+        self.let_go = let_go  # ends the requests that would last forever
         self._app = app
         self._settings = settings
         self._tokens = tokens
@@ -106,7 +106,7 @@ class Gate:
             if scope["type"] == "websocket":
                 await WebSocketClose(code=1008, reason=str(error)[:120])(scope, receive, send)
                 return
-            if status:  # in the middle of an answer: cutting it off is all that is left
+            if status:  # in the middle of an answer: it can only be cut off
                 raise
             await error_response(error)(scope, receive, sending)
         except Exception:
@@ -124,10 +124,10 @@ class Gate:
                     traced.end(span, scope["method"], _route(scope), status, _told(scope))
 
     async def _holder(self, authorization: str | None, scope: Scope) -> Token:
-        """Who sends this. The right token is never kept waiting; the answer to a wrong one takes longer every time.
+        """Who sends this. A right token is never delayed; the answer to a wrong one takes longer every time.
 
-        A token can't be guessed however fast one tries, so who tries at many connections at once is told so at once:
-        connections are worth more.
+        A token can't be guessed however fast one tries, so attempts on many connections at once are answered
+        immediately: connections are scarcer.
         """
         try:
             return self._tokens.holder(authorization, dt.datetime.now(dt.UTC))
@@ -177,7 +177,7 @@ def _address(scope: Scope) -> str:
 
 
 def first_of_each(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-    """Headers by name; of one that is sent twice the first, as everyone behind the gate reads it."""
+    """Headers by name; of one that is sent twice the first, as all code behind the gate reads it."""
     found: dict[str, str] = {}
     for name, value in headers:
         found.setdefault(name.decode("latin-1"), value.decode("latin-1"))

@@ -1,8 +1,8 @@
 """A server for other processes of the same user on this machine: on a Unix socket, in a thread of the engine's process.
 
-The same endpoints as over the network. The socket lies in a directory that only this user can enter, so there are no
-tokens. SQL is answered by the engine itself, at its newest committed state: who can open the socket could read the
-engine's memory anyway.
+The same endpoints as over the network. The socket is in a directory that only this user can enter, so there are no
+tokens. SQL is answered by the engine itself, at its newest committed state: a process that can open the socket could
+read the engine's memory anyway.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CONNECTIONS = 200
 
 
 class LocalServer:
-    """Listens from its making until it is closed; use it in a ``with`` block. ``url`` is for :func:`tidegate.connect`."""
+    """Listens until it is closed; use it in a ``with`` block. ``url`` is for :func:`tidegate.connect`."""
 
     def __init__(self, engine: Engine) -> None:
         self._directory = Path(tempfile.mkdtemp(prefix="tidegate-"))  # for this user only
@@ -93,7 +93,7 @@ class _ThreadServer(BoundedServer):
 
 
 class EngineQueries:
-    """Answers SQL with the engine's own ``query``, a thread at a time for each request."""
+    """Answers SQL with the engine's own ``query``, each request in a thread."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

@@ -1,4 +1,4 @@
-"""Logs for people, or one JSON object a line. Tokens never get here: nothing logs headers or query strings."""
+"""Logs as plain text, or as one JSON object per line. Tokens never get here: nothing logs headers or query strings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class JsonLines(logging.Formatter):
 
 
 class Plain(logging.Formatter):
-    """One line for people: time, level, message and facts."""
+    """One line of plain text: time, level, message and facts."""
 
     def format(self, record: logging.LogRecord) -> str:
         at = dt.datetime.fromtimestamp(record.created).strftime("%H:%M:%S.%f")[:-3]
@@ -36,7 +36,7 @@ class Plain(logging.Formatter):
 
 
 def set_up_logs(as_json: bool, level: int = logging.INFO) -> None:
-    """Everything tidegate and uvicorn say goes to standard error, in one form."""
+    """Everything tidegate and uvicorn log goes to standard error, in one format."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if as_json else Plain())
     for name in ("tidegate", "uvicorn"):

@@ -36,7 +36,7 @@ async def health(_: Request, context: Context) -> Response:
 
 
 async def ready(_: Request, context: Context) -> Response:
-    """New work is taken: 200, or 503 with the reasons why not. Tries a small write, at most once a second."""
+    """New work is accepted: 200, or 503 with the reasons why not. Tries a small write, at most once a second."""
     engine = context.engine
     why = []
     if context.stopping or engine.closed:
@@ -48,7 +48,7 @@ async def ready(_: Request, context: Context) -> Response:
             why.append(str(error))
         else:
             if not engine.durable.writer.taking:
-                why.append("the log takes nothing: the disk is full")
+                why.append("the log refuses new records: the disk is full")
     if context.driver.queued >= context.driver.capacity:
         why.append("the engine is overloaded")
     if not why:
@@ -135,7 +135,7 @@ async def graph(request: Request, context: Context) -> Response:
         case "svg":
             return Response(svg(described), media_type="image/svg+xml", headers={"content-security-policy": POLICY})
         case other:
-            raise DataError(f"format is json, text, mermaid or svg, got {other[:40]!r}", column="format")
+            raise DataError(f"format must be json, text, mermaid or svg, got {other[:40]!r}", column="format")
 
 
 async def console(request: Request, _: Context) -> Response:

@@ -1,4 +1,4 @@
-"""Prometheus metrics: read from the engine when they are asked for, so that nothing is counted twice."""
+"""Prometheus metrics: read from the engine on request, so that nothing is counted twice."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 
 
 
 class Metrics:
-    """What a server counts itself, and a door to what the engine counts."""
+    """What a server counts itself, and access to what the engine counts."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -25,7 +25,7 @@ class Metrics:
             registry=self.registry,
         )
         self.dropped = Counter(
-            "tidegate_subscribers_dropped", "Subscribers let go because they did not read.", registry=self.registry
+            "tidegate_subscribers_dropped", "Subscribers dropped because they did not read.", registry=self.registry
         )
         self._children: dict[tuple[str, str, int], Any] = {}
 
@@ -40,7 +40,7 @@ class Metrics:
         self.registry.register(_Engine(look))
 
     def text(self) -> bytes:
-        """All of it, in the text format of Prometheus."""
+        """All metrics, in the text format of Prometheus."""
         return bytes(generate_latest(self.registry))
 
 
@@ -51,7 +51,7 @@ class _Engine(Collector):
         self._look = look
 
     def describe(self) -> Iterable[Metric]:
-        return ()  # registering must not look yet
+        return ()  # registering must not collect yet
 
     def collect(self) -> Iterable[Metric]:
         facts = self._look()
@@ -59,40 +59,46 @@ class _Engine(Collector):
         yield _counter("batches_emitted", "Batches committed to interior streams.", facts["emitted"], "stream")
         yield _counter("executions_committed", "Executions that committed.", facts["commits"], "unit")
         yield _counter("executions_aborted", "Executions that were undone.", facts["aborts"], "procedure")
-        yield _counter("dead_letters", "Batches and calls put aside.", facts["dead_letters"])
+        yield _counter("dead_letters", "Batches and calls set aside as dead letters.", facts["dead_letters"])
         yield _counter("overloaded", "Requests refused because the queues were full.", facts["overloaded"])
         yield _counter("merges", "Merges into the base.", facts["merges"])
         yield _counter("merge_rows", "Rows folded into the base.", facts["merge_rows"])
         yield _counter("merge_seconds", "Seconds spent merging.", facts["merge_seconds"])
-        yield _gauge("last_merge_age_seconds", "Since the last merge, or the opening.", facts["last_merge_age_s"])
+        yield _gauge(
+            "last_merge_age_seconds",
+            "Seconds since the last merge, or since the engine was opened.",
+            facts["last_merge_age_s"],
+        )
         yield _gauge("merge_tries", "Merges that failed since the last one that succeeded.", facts["merge_tries"])
-        yield _gauge("rows_set_aside", "Rows that the base does not take.", facts["rows_set_aside"])
+        yield _gauge("rows_set_aside", "Rows that the base refused.", facts["rows_set_aside"])
         if facts["log"] is not None:
-            yield _counter("log_bytes", "End of the command log, in bytes since it was begun.", facts["log"]["end"])
+            yield _counter("log_bytes", "End of the command log, in bytes from its beginning.", facts["log"]["end"])
             yield _counter("log_syncs", "Syncs of the log since the server started.", facts["log"]["syncs"])
             behind = max(0, facts["log"]["end"] - facts["log"]["synced"])
             yield _gauge("log_unsynced_bytes", "Bytes of the log that are not on disk yet.", behind)
             yield _gauge(
-                "log_taking", "1 when the log takes new work, 0 when it failed or is full.", int(facts["log"]["taking"])
+                "log_taking",
+                "1 when the log accepts new records, 0 when it failed or is full.",
+                int(facts["log"]["taking"]),
             )
-        yield _gauge("sequence", "The last place in the order that was given out.", facts["sequence"])
+        yield _gauge("sequence", "The last sequence number that was assigned.", facts["sequence"])
         yield _gauge("unfinished_executions", "Executions accepted and not finished.", facts["unfinished"])
         yield _gauge("capacity", "Unfinished executions beyond which work is refused.", facts["capacity"])
-        yield _gauge("requests_waiting", "Requests that wait for the engine.", facts["requests_waiting"])
+        yield _gauge("requests_waiting", "Requests waiting for the engine.", facts["requests_waiting"])
         yield _gauge("unmerged_rows", "Changed rows that the base does not have yet.", facts["unmerged_rows"])
-        yield _gauge("dataflows_halted", "Dataflows stopped in front of a batch.", len(facts["halted"]))
-        yield _gauge("fan_out_queued", "Committed batches on their way to subscribers.", facts["fan_out_queued"])
+        yield _gauge("dataflows_halted", "Dataflows halted at a batch.", len(facts["halted"]))
+        yield _gauge("fan_out_queued", "Committed batches not yet delivered to subscribers.", facts["fan_out_queued"])
         sources = facts["sources"]
         lags = {name: one["lag"] for name, one in sources.items() if one["lag"] is not None}
         yield _counter("source_rows", "Rows taken from a source.", {n: s["rows"] for n, s in sources.items()}, "source")
         rejected = {name: one["rejected"] for name, one in sources.items()}
-        yield _counter("source_rejected", "Records of a source that were put aside.", rejected, "source")
-        yield _gauge("source_lag", "Records (of files: bytes) that wait in a source.", lags, "source")
+        yield _counter("source_rejected", "Records of a source that were rejected.", rejected, "source")
+        yield _gauge("source_lag", "Records (for files: bytes) waiting in a source.", lags, "source")
         replica = facts["replica"]
         if replica is not None:
             yield _gauge("replica_ready", "1 when the query replica answers.", int(replica["ready"]))
             yield _gauge(
-                "replica_behind", "Sequence numbers merged that the query replica does not show yet.", replica["behind"]
+                "replica_behind", "Merged sequence numbers that the query replica does not show yet.", replica["behind"]
             )
             yield _counter("replica_restarts", "Times the query replica was restarted.", replica["restarts"])
         tails = facts["subscribers"]
@@ -104,7 +110,7 @@ class _Engine(Collector):
         )
         yield _gauge(
             "subscriber_buffered",
-            "Batches that wait for the slowest subscriber of a stream.",
+            "Batches waiting for the slowest subscriber of a stream.",
             {name: one["buffered"] for name, one in tails.items()},
             "stream",
         )
@@ -112,7 +118,7 @@ class _Engine(Collector):
             yield _gauge(
                 "oldest_unfinished_seconds", "Age of the oldest unfinished execution.", facts["oldest_unfinished_s"]
             )
-            yield _gauge("questions_waiting", "Decisions that are asked for.", len(facts["questions"]))
+            yield _gauge("questions_waiting", "Questions waiting for a decision.", len(facts["questions"]))
             named = {one["name"]: one["waiting"] for one in facts["subscriptions"]}
             yield _gauge("subscription_waiting", "Batches a named subscriber has not acknowledged.", named, "name")
             queued = {one["stream"]: one["queued"] for one in facts["streams"]}

@@ -1,8 +1,8 @@
-"""Named subscribers: what one has not acknowledged is kept by the engine, across restarts, and sent again.
+"""Named subscribers: the engine keeps what one has not acknowledged, across restarts, and sends it again.
 
-One connection at a time serves a name; a newer one takes over, for the older may be a dead line. At most ``WINDOW``
-batches are sent and not acknowledged, so the buffer is bounded; the rest waits in the engine's durable subscription.
-All of it happens on the fan-out thread, in order; only :class:`NamedConnection` is touched by the event loop.
+One connection at a time serves a name; a newer one takes over, because the older may be a dead connection. At most
+``WINDOW`` batches are sent and not acknowledged, so the buffer is bounded; the rest waits in the engine's durable
+subscription. All of it happens on the fan-out thread, in order; only :class:`NamedConnection` is touched by the event loop.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def cursor_of(address: Address) -> str:
 
 
 def address_of(cursor: str) -> Address:
-    """The address behind a cursor."""
+    """The address that a cursor stands for."""
     try:
         raw = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
         key, batch_id = from_json(msgspec.json.decode(raw))
@@ -46,7 +46,10 @@ def address_of(cursor: str) -> Address:
             return key, batch_id
     except (ValueError, TypeError, TidegateError, binascii.Error, msgspec.DecodeError, RecursionError):
         pass
-    raise DataError(f"{cursor!r} is no cursor of a named subscription; send back what came with a batch", cursor=cursor)
+    raise DataError(
+        f"{cursor!r} is not a cursor of a named subscription; send back the cursor that came with a batch",
+        cursor=cursor,
+    )
 
 
 class NamedConnection:
@@ -92,7 +95,7 @@ class _Served:
         self.woken = False
 
     def put_back(self) -> None:
-        """Nobody is there to acknowledge what was sent: it goes to the next connection."""
+        """No connection is left to acknowledge what was sent: it goes to the next one."""
         self.subscription.put_back(self.sent.values())
         self.before = list(self.sent) or self.before
         self.sent.clear()
@@ -109,7 +112,7 @@ class NamedFeeds:
         self._served: dict[str, _Served] = {}
 
     async def attach(self, stream: str, name: str, acknowledged: str | None, holder: Token) -> NamedConnection:
-        """Serve ``name`` on a new connection. ``acknowledged``: the last batch dealt with, as EventSource sends it."""
+        """Serve ``name`` on a new connection. ``acknowledged``: the last batch handled, as EventSource sends it."""
         self._engine.check_emitted(stream)
         connection = NamedConnection(name)
         last = None if acknowledged is None else address_of(acknowledged)
@@ -128,7 +131,7 @@ class NamedFeeds:
         return connection
 
     async def acknowledge(self, name: str, told: Acknowledged) -> int:
-        """The batches are dealt with; ``up_to``: and everything sent before them. Returns when that is on disk."""
+        """The batches are handled; ``up_to``: and everything sent before them. Returns when that is on disk."""
         addresses = [address_of(cursor) for cursor in told.cursors]
 
         def job() -> int:
@@ -145,7 +148,7 @@ class NamedFeeds:
         return await self._ask(job)
 
     async def waiting(self, stream: str, name: str, limit: int | None, holder: Token) -> list[dict[str, Any]]:
-        """The oldest batches that ``name`` has not acknowledged, to look at; no connection serves them."""
+        """The oldest batches that ``name`` has not acknowledged, to look at; they are not sent to a connection."""
         self._engine.check_emitted(stream)
 
         def job() -> list[dict[str, Any]]:
@@ -221,7 +224,7 @@ class NamedFeeds:
         return served
 
     def _check_quota(self, holder: Token | None) -> None:
-        """What a holder has made is under names that it may use: nothing more needs to be remembered."""
+        """A holder's subscriptions are those with names it may use: nothing else needs to be stored."""
         if holder is not None and not holder.admin:
             used = sum(holder.may("subscriptions", name) for name in self._engine.outbox.subscriptions)
             if used >= self._each:
@@ -248,7 +251,7 @@ class NamedFeeds:
             served.subscription.notice = wake
 
     def _pump(self, served: _Served) -> None:
-        """Hand the connection what its window has room for."""
+        """Send the connection what its window has room for."""
         served.woken = False
         room = WINDOW - len(served.sent)
         if served.connection is None or room <= 0:
@@ -264,7 +267,7 @@ class NamedFeeds:
             self._tell(served.connection.put, events)
 
     def _up_to(self, served: _Served, address: Address) -> list[Address]:
-        """This batch and those sent before it; only this one when the server that sent it is no more."""
+        """This batch and those sent before it; only this one when an earlier run of the server sent it."""
         for addresses in (list(served.sent), served.before):
             if address in addresses:
                 return addresses[: addresses.index(address) + 1]
@@ -281,7 +284,7 @@ class NamedFeeds:
         for batch in batches:
             served.sent.pop((batch.key, batch.id), None)
 
-    # ---- between the two
+    # ---- between the two threads
 
     def _tell(self, function: Callable[[T], None], value: T) -> None:
         self._loop.call_soon_threadsafe(function, value)

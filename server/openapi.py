@@ -21,16 +21,16 @@ INTEGER = {"anyOf": [INT64, {"type": "string", "pattern": "^-?(0|[1-9][0-9]{0,17
 STRINGS = {"type": "array", "items": {"type": "string"}}
 REFUSALS = {
     "400": "Refused.",
-    "401": "No token, or one that is not known or has expired.",
+    "401": "No token, or an unknown or expired one.",
     "403": "The token lacks the role, or the request comes from another site.",
     "404": "No such name.",
     "406": "No such format.",
     "408": "The request arrived too slowly.",
-    "409": "In conflict with what was accepted before, or undone by the procedure.",
-    "410": "The cursor leads to what is no longer held.",
+    "409": "In conflict with what was accepted before, or aborted by the procedure.",
+    "410": "The batches after the cursor are no longer held.",
     "413": "Too large.",
-    "415": "Not a content type that is taken here.",
-    "421": "Not a name of this server.",
+    "415": "A content type that is not accepted here.",
+    "421": "Not a host name of this server.",
     "422": "The body, a value or the SQL does not fit.",
     "429": "Too many requests.",
     "501": "Not available on this server.",
@@ -59,8 +59,8 @@ def document(app: App, tokens: Tokens, version: str) -> dict[str, Any]:
 
 
 _ABOUT = (
-    "Push batches, call procedures, answer questions, follow streams and query tables. Streams can also be followed over "
-    "WebSocket: /v1/streams/{stream}/socket. Integers beyond 2^53 - 1 are sent as text, and taken as text."
+    "Push batches, call procedures, answer questions, follow streams and query tables. Streams can also be followed "
+    "over WebSocket: /v1/streams/{stream}/socket. Integers beyond 2^53 - 1 are sent as text, and accepted as text."
 )
 
 
@@ -147,7 +147,7 @@ def _call(app: App, name: str) -> Schema:
     return {
         "type": "object",
         "additionalProperties": False,
-        "description": f"Parameters: {told}. Pass them by position, by name, or some so and some so.",
+        "description": f"Parameters: {told}. Pass them by position, by name, or mixed.",
         "properties": {
             "arguments": {"type": "array", "maxItems": len(listed), "items": {}},
             "named": {
@@ -253,7 +253,7 @@ _SHARED: dict[str, Schema] = {
                 "type": "object",
                 "required": ["type", "message", "facts"],
                 "properties": {
-                    "type": {"type": "string", "description": "A class of tidegate.errors."},
+                    "type": {"type": "string", "description": "The name of a class in tidegate.errors."},
                     "message": {"type": "string"},
                     "facts": {"type": "object"},
                 },
@@ -265,16 +265,16 @@ _SHARED: dict[str, Schema] = {
         "required": ["done", "duplicate", "original", "batch_ids", "error", "value", "ticket"],
         "properties": {
             "done": {"type": "boolean", "description": "Everything it caused has finished and is on disk."},
-            "duplicate": {"type": "boolean", "description": "It was accepted before, and changed nothing now."},
+            "duplicate": {"type": "boolean", "description": "It was accepted before; this request changed nothing."},
             "batch_ids": {"type": "array", "items": {"type": ["integer", "string"]}},
             "original": {
                 "type": ["array", "null"],
-                "description": "What became of each batch that was accepted before.",
+                "description": "The outcome of each batch that was accepted before.",
             },
-            "sequence": {"type": ["integer", "string"], "description": "The last place in the order that it took."},
-            "error": {"description": "What undid it; null when nothing did."},
+            "sequence": {"type": ["integer", "string"], "description": "The last sequence number it was given."},
+            "error": {"description": "What aborted it; null when nothing did."},
             "value": {"description": "What a called procedure returned."},
-            "ticket": {"type": ["string", "null"], "description": "While it is not done: ask at /v1/tickets/…"},
+            "ticket": {"type": ["string", "null"], "description": "While it is not done: its address, /v1/tickets/…"},
             "note": {"type": "string"},
         },
     },
@@ -302,7 +302,7 @@ _SHARED: dict[str, Schema] = {
         "properties": {
             "columns": {"type": "array"},
             "rows": {"type": "array", "items": {"type": "array"}},
-            "error": {"description": "What stopped the query half-way; null when nothing did."},
+            "error": {"description": "What stopped the query midway; null when nothing did."},
         },
     },
     "ack": {
@@ -314,7 +314,7 @@ _SHARED: dict[str, Schema] = {
             "up_to": {"type": "boolean", "default": False},
             "refused": {
                 "type": ["string", "null"],
-                "description": "Why they are not wanted: they become dead letters.",
+                "description": "Why they are refused: they become dead letters.",
             },
         },
     },

@@ -1,8 +1,8 @@
 """HTTP connections that can't be held open by doing nothing: headers must be small and arrive in time.
 
 uvicorn bounds the time between requests, not the time a request's headers take; a client that sends one byte a minute
-would keep its connection (slow loris). And it takes in whoever comes; here :class:`tidegate.guard.door.Door` does that, and is
-told which connections are idle.
+would keep its connection (slow loris). And it accepts every connection; here :class:`tidegate.guard.door.Door` does the
+accepting, and knows which connections are idle.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TOO_LARGE = "431 Request Header Fields Too Large"
 
 
 def protocol_with(settings: Settings, door: Door) -> type[HttpToolsProtocol]:  # noqa: C901  a class, its methods added up
-    """The protocol class for these bounds, in the form that uvicorn wants it."""
+    """The protocol class for these bounds, in the form that uvicorn expects."""
     header_timeout_s, header_bytes = settings.header_timeout_s, settings.header_bytes
 
     class BoundedProtocol(HttpToolsProtocol):  # type: ignore[misc, unused-ignore]
@@ -66,15 +66,15 @@ def protocol_with(settings: Settings, door: Door) -> type[HttpToolsProtocol]:  #
             if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > header_bytes:
                 self._refuse(_TOO_LARGE, f"headers are larger than {header_bytes} bytes")
                 return
-            if sum(name == b"host" for name, _ in self.headers) > 1:  # a proxy may have looked at the other one
-                self._refuse("400 Bad Request", "two Host headers; send the one name that this server is reached by")
+            if sum(name == b"host" for name, _ in self.headers) > 1:  # a proxy may have used the other one
+                self._refuse("400 Bad Request", "two Host headers; send one, with the name this server is reached by")
                 return
             door.busy(self.transport)
             super().on_headers_complete()
 
         def on_response_complete(self) -> None:
             super().on_response_complete()
-            if self.cycle.response_complete:  # nothing of a pipeline is left
+            if self.cycle.response_complete:  # no pipelined request is left
                 door.idle(self.transport)
 
         def on_message_complete(self) -> None:
@@ -107,7 +107,7 @@ def websocket_with(door: Door) -> type[WebSocketsSansIOProtocol]:
     """The protocol class for WebSockets."""
 
     class AbortableWebSocket(WebSocketsSansIOProtocol):
-        """WebSockets that can be cut off: a peer that does not read would otherwise be waited for."""
+        """WebSockets that can be aborted: otherwise closing would wait for a peer that does not read."""
 
         async def run_asgi(self) -> None:
             self.scope["extensions"] = {**(self.scope.get("extensions") or {}), "tidegate.abort": self.transport.abort}  # type: ignore[dict-item]
@@ -121,7 +121,7 @@ def websocket_with(door: Door) -> type[WebSocketsSansIOProtocol]:
 
 
 class BoundedServer(uvicorn.Server):
-    """uvicorn behind a door of ours. Signals are not its business. ``options``: of ``uvicorn.Config``."""
+    """uvicorn behind our own door. It does not handle signals. ``options``: of ``uvicorn.Config``."""
 
     def __init__(
         self, app: Any, settings: Settings, sock: socket.socket, limit: int, on_stop: Callable[[], None], **options: Any

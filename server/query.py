@@ -1,4 +1,4 @@
-"""The seam to whoever answers SQL from outside. It never runs in the engine's process: see ``tidegate.replica``."""
+"""The interface to what answers SQL from outside. That never runs in the engine's process: see ``tidegate.replica``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Questions put to people, and their answers: an answer names the question that it answers, and only an open one takes it."""
+"""Questions put to people, and their answers: an answer names its question, and only an open question accepts it."""
 
 from __future__ import annotations
 
@@ -46,29 +46,30 @@ async def answer(request: Request, context: Context) -> Response:
         return await push_read(request, context, name, Pushed(list(rows), batch_id))
     except BatchError as error:
         raise BatchError(
-            f"{_told(name, key, batch_id)} was answered before with something else, by somebody else or, at its deadline, by "
-            f"its default; that answer stands, and this one was not taken",
+            f"{_told(name, key, batch_id)} already has a different answer, given by someone else or, at its deadline, "
+            "by its default; that answer stands, and this one was not accepted",
             stream=name,
             batch_id=batch_id,
         ) from error
 
 
 def _check_question(given: str | None, stream: str, key: Any, batch_id: int) -> None:
-    """An answer that says which question it is for must not reach another: its key or id was changed on the way."""
+    """An answer that names its question must not reach another one: that means its key or id was changed in transit."""
     expected = question_id(stream, key, batch_id)
     if given is not None and given != expected:
         raise BatchError(
-            f"this answer is for question {given[:40]!r}, but {_told(stream, key, batch_id)} is question {expected!r}; nothing "
-            f"was taken. Was a key or batch-id rounded on its way? Ask GET /v1/questions again, and send back what it says",
+            f"this answer is for question {given[:40]!r}, but {_told(stream, key, batch_id)} is question "
+            f"{expected!r}; nothing was accepted. Was a key or batch-id rounded in transit? Fetch GET /v1/questions "
+            "again, and send back what it says",
             stream=stream,
             batch_id=batch_id,
         )
 
 
 def _check_open(engine: Engine, stream: str, key: Any, batch_id: int) -> None:
-    """Raise when nobody asks this. One that was answered goes on: the push tells a repeat from another answer.
+    """Raise when there is no such question. One that was answered passes: the push detects a different answer.
 
-    A question that is open now leaves by an answer only, so the push that follows can't go astray meanwhile.
+    Only an answer closes an open question, so the push that follows can't miss it.
     """
     open_here = [q for q in engine.questions() if q.stream == stream]
     if any(q.key == key and q.batch_id == batch_id for q in open_here):
@@ -80,7 +81,7 @@ def _check_open(engine: Engine, stream: str, key: Any, batch_id: int) -> None:
     named = ", ".join(f"batch {q.batch_id}" + ("" if q.key is None else f" of key {q.key!r}") for q in nearest)
     more = f" and {len(open_here) - SHOWN} more" if len(open_here) > SHOWN else ""
     raise NotAsked(
-        f"{_told(stream, key, batch_id)} is not open: it was never asked, or it is long settled. Open there: "
+        f"{_told(stream, key, batch_id)} is not open: it was never asked, or it was settled long ago. Open there: "
         f"{named or 'none'}{more}. GET /v1/questions lists them all; an answer ahead of its question is pushed to "
         f"/v1/streams/{stream}/batches",
         stream=stream,

@@ -1,4 +1,4 @@
-"""The answer to ``/ready``: looked up off the event loop, at most once a second, and never waited for without end."""
+"""The answer to ``/ready``: checked outside the event loop, at most once a second, with a timeout."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import asyncio
 from tidegate.engine.engine import Engine
 from tidegate.engine.readiness import reasons_not_to
 
-FRESH_S = 1.0  # for so long an answer is given again
-LONGEST_S = 5.0  # a look that takes longer is an answer, too
+FRESH_S = 1.0  # how long an answer is reused
+LONGEST_S = 5.0  # a check that takes longer is an answer, too
 
 
 class Readiness:
-    """What the last look at the engine found. Made and used in the event loop."""
+    """What the last check of the engine found. Created and used in the event loop."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -20,7 +20,7 @@ class Readiness:
         self._until = 0.0
 
     async def why_not(self) -> list[str]:
-        """Why the engine takes no work; empty when it does."""
+        """Why the engine accepts no work; empty when it does."""
         loop = asyncio.get_running_loop()
         looking = self._looking
         if looking is None or (looking.done() and loop.time() >= self._until):
@@ -28,7 +28,7 @@ class Readiness:
             looking.add_done_callback(self._looked)
         done, _ = await asyncio.wait({looking}, timeout=LONGEST_S)
         if not done:
-            return [f"a small write to the data directory has not come back for {LONGEST_S:g} seconds"]
+            return [f"a small write to the data directory has not returned for {LONGEST_S:g} seconds"]
         error = looking.exception()
         return looking.result() if error is None else [f"{type(error).__name__}: {error}"]
 

@@ -1,7 +1,7 @@
 """From a request to its handler in a few dictionary lookups.
 
-Nearly every request is for a path of the table, and goes straight to its handler. Whatever is not (other methods, unknown
-paths, WebSockets) goes to Starlette, which knows how to answer it.
+Nearly every request is for a path of the table, and goes straight to its handler. Everything else (other methods,
+unknown paths, WebSockets) goes to Starlette.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PARAMETER = "{}"
 
 
 class Direct:
-    """An ASGI application over a table of endpoints, with another one for everything else. Errors are its caller's."""
+    """An ASGI application for a table of endpoints, with another for everything else. The caller handles errors."""
 
     def __init__(self, endpoints: Sequence[Endpoint], context: Callable[[], Context], otherwise: ASGIApp) -> None:
         self._root: Node = {}
@@ -33,10 +33,10 @@ class Direct:
             node = self._root
             for segment in endpoint.path.split("/")[1:]:
                 node = node.setdefault(PARAMETER if segment.startswith("{") else segment, {})
-            node[f"{endpoint.method} "] = (endpoint, _parameters(endpoint.path))  # no segment ends in a space of ours
+            node[f"{endpoint.method} "] = (endpoint, _parameters(endpoint.path))  # no path segment is equal to this
 
     def find(self, method: str, path: str) -> tuple[Endpoint, dict[str, str]] | None:
-        """The endpoint and the parameters in its path; what is written out goes before a parameter."""
+        """The endpoint and the parameters in its path; a literal segment takes precedence over a parameter."""
         node: Any = self._root
         values = []
         for segment in path.split("/")[1:]:
@@ -73,10 +73,10 @@ class Direct:
 
 
 def stopped() -> EngineClosed:
-    """What those are told whose requests have not come to an end when the server does."""
+    """The error for requests that have not finished when the server stops."""
     return EngineClosed(
-        "the server is stopping, and the engine was busy for longer than that can wait. It is not known whether the request was "
-        "carried out; repeat it when the server is back, with the same batch_id or offset"
+        "the server is stopping, and the engine was busy for longer than it can wait. It is not known whether the "
+        "request was carried out; repeat it when the server is back, with the same batch_id or offset"
     )
 
 

@@ -29,11 +29,12 @@ SWITCH_S = 0.001  # between the threads of event loop, engine and log; with Pyth
 
 
 def check_exposed(settings: Settings, tokens: Tokens) -> None:
-    """A server that others can reach asks who they are."""
+    """A server that other machines can reach requires tokens."""
     if not settings.loopback and not tokens.required:
         raise TidegateError(
-            f"listening on {settings.host} lets other machines in, and there are no tokens. Make one with `tidegate token "
-            f"new --role push --role query`, put it into a file, and pass --tokens FILE; or listen on 127.0.0.1"
+            f"listening on {settings.host} lets other machines connect, and there are no tokens. Create one with "
+            "`tidegate token new --role push --role query`, put it into a file, and pass --tokens FILE; or listen on "
+            "127.0.0.1"
         )
 
 
@@ -47,8 +48,8 @@ def listen(settings: Settings) -> socket.socket:
     except OSError as error:
         found.close()
         raise TidegateError(
-            f"can't listen on {settings.host} port {settings.port}: {error.strerror}; is another server there? Choose "
-            f"another --port"
+            f"can't listen on {settings.host} port {settings.port}: {error.strerror}; is another server running "
+            "there? Choose another --port"
         ) from None
     found.listen(2048)
     return found
@@ -63,7 +64,7 @@ def serve(
     tracing: Tracing | None = None,
     on_ready: Callable[[str], Any] = lambda url: None,
 ) -> None:
-    """Serve until interrupted (SIGINT, SIGTERM). ``on_ready`` is called with the URL once requests are taken."""
+    """Serve until interrupted (SIGINT, SIGTERM). ``on_ready`` is called with the URL once requests are accepted."""
     check_exposed(settings, tokens)
     # one descriptor for the client, one to ask the query replica
     settings = replace(settings, connections=room_for(settings.connections, each=2))
@@ -98,13 +99,13 @@ def serve(
 
 
 class _Server(BoundedServer):
-    """Tells when it is ready, and leaves the process alive when it was told to stop: the engine is to be closed."""
+    """Reports when it is ready, and does not end the process when stopped: the engine must still be closed."""
 
     on_ready: Callable[[], Any] = staticmethod(lambda: None)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """SIGINT and SIGTERM stop the server, in good order; a second SIGINT does not wait for its clients."""
+        """SIGINT and SIGTERM stop the server gracefully; a second SIGINT does not wait for its clients."""
         before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield

@@ -1,4 +1,4 @@
-"""How a server listens and what it allows: few, frozen, passed in."""
+"""How a server listens and what it allows."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from tidegate.guard.private import check_secret
 class Settings:
     """Settings of one server. The defaults are safe: loopback only, everything bounded.
 
-    ``connections``: open at a time; fewer where the process may not open that many descriptors. Then the longest idle makes
-    room for whoever comes. ``handshake_timeout_s``: of TLS; ``idle_timeout_s``: how long a connection may wait for its
-    next request.
+    ``connections``: open at a time; fewer where the process may not open that many descriptors. When all are taken, the
+    longest idle one makes room for a new one. ``handshake_timeout_s``: of TLS; ``idle_timeout_s``: how long a
+    connection may wait for its next request.
     ``allow_hosts``/``allow_origins``: names the server is reached by, and web pages on other origins that may use it.
     ``body_bytes``, ``body_timeout_s``, ``header_timeout_s``: how large a request may be, and how slowly it may arrive.
     ``subscriptions``, ``followers``, ``tickets``: durable subscriptions, open event streams and unfinished tickets of each
     token; ``all_tickets``: of all together.
     ``rate``: requests a second for each token (or, without tokens, each address); a token may have its own.
-    ``buffer_batches``, ``buffer_bytes``: what waits for a subscriber before it is let go; ``stall_s``: how long it may
-    not read at all. ``row_limit``, ``query_timeout_s``, ``statement_bytes``: bounds of SQL queries.
+    ``buffer_batches``, ``buffer_bytes``: what waits for a subscriber before it is dropped; ``stall_s``: how long it may
+    go without reading. ``row_limit``, ``query_timeout_s``, ``statement_bytes``: bounds of SQL queries.
     """
 
     host: str = "127.0.0.1"
@@ -56,7 +56,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         if (self.tls_cert is None) != (self.tls_key is None):
-            raise TidegateError("TLS takes both --tls-cert and --tls-key; give both, or neither")
+            raise TidegateError("TLS needs both --tls-cert and --tls-key; give both or neither")
         for name in ("tls_cert", "tls_key"):
             path = getattr(self, name)
             if path is not None and not path.is_file():
@@ -66,5 +66,5 @@ class Settings:
 
     @property
     def loopback(self) -> bool:
-        """Does it listen to this machine only?"""
+        """Does it listen on this machine only?"""
         return is_loopback(self.host)

@@ -1,7 +1,7 @@
-"""Which site a request comes from, told by its headers: for the server's gate, and for sources that listen.
+"""Which site a request comes from, according to its headers: for the server's gate, and for sources that listen.
 
-Browsers let any web page send requests to a server on the same machine. So one that names a host we are not reached by (DNS
-rebinding) is refused, and one from a page of another origin (cross-site forgery).
+Browsers let any web page send requests to a server on the same machine. So we refuse a request that names a host we are
+not reached by (DNS rebinding), and one from a page of another origin (cross-site request forgery).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ LOOPBACK_NAMES = {"localhost", "127.0.0.1", "::1", "[::1]"}
 class Sites:
     """The names we are reached by on ``host``, and the web pages that may use us.
 
-    On loopback those are its names and ``hosts``; elsewhere ``hosts``, or any name where none is given. ``options``: what the
-    settings are called where they are made, for the errors.
+    On loopback those are its names and ``hosts``; elsewhere ``hosts``, or any name where none is given. ``options``:
+    the names of the settings, for error texts.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Sites:
         self._options = options
 
     def check(self, headers: Mapping[str, str], everyone: bool = False) -> None:
-        """Raise NotAllowed for a request with these headers. ``everyone``: a link on a page of another site may lead here."""
+        """Raise NotAllowed for a request with these headers. ``everyone``: pages of other sites may link here."""
         host = headers.get("host", "")
         name = host_name(host)
         if not self._any_host and name not in LOOPBACK_NAMES and name not in self._hosts:
@@ -57,7 +57,7 @@ class Sites:
 
 @lru_cache(256)
 def host_name(host: str) -> str:
-    """The name in a Host header, without its port; empty for what is no host."""
+    """The name in a Host header, without its port; empty when it is not a host."""
     try:
         found = urlsplit(f"//{host}")
         found.port  # noqa: B018

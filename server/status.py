@@ -21,7 +21,7 @@ LOCK_TIMEOUT_S = 1.0
 
 
 def look(engine: Engine, driver: Driver, feeds: Feeds) -> dict[str, Any]:
-    """The state of everything. Waits for the engine's lock for a second at most: a long procedure must not hide the rest."""
+    """The state of everything. Waits at most a second for the engine's lock: a long procedure must not hide it."""
     found = {**counters(engine, driver, feeds), "at": dt.datetime.now(dt.UTC), "busy": False}
     if not engine.lock.acquire(timeout=LOCK_TIMEOUT_S):
         return {**found, "busy": True}
@@ -99,7 +99,7 @@ def _details(engine: Engine, feeds: Feeds) -> dict[str, Any]:
 
 
 def question_facts(question: Question, wires: dict[str, RowWire]) -> dict[str, Any]:
-    """A question as people get it: where to answer, until when, and what there is to decide on."""
+    """A question as a person sees it: where to answer, until when, and what to decide."""
     return {
         "question": question.id,
         "stream": question.stream,
@@ -130,7 +130,7 @@ def _stream(engine: Engine, name: str, queued: int) -> dict[str, Any]:
 
 
 def _marks(engine: Engine) -> list[dict[str, Any]]:
-    """Where later readers and writers of an item have to wait."""
+    """The positions that later readers and writers of an item wait for."""
     locks = engine.scheduler.locks
     if not isinstance(locks, LowWaterMarks):
         return []

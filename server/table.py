@@ -18,10 +18,10 @@ Expand = Literal["border", "interior", "awaited", "procedure"]
 Query = dict[str, tuple[dict[str, Any], str]]
 
 WAIT: Query = {
-    "wait": ({"type": "boolean", "default": True}, "Answer when everything it caused has finished."),
+    "wait": ({"type": "boolean", "default": True}, "Respond only when everything it caused has finished."),
     "timeout_s": (
         {"type": "number", "minimum": 0, "maximum": 300},
-        "How long to wait for that; without it, until it is done or waits for something outside (a person).",
+        "How long to wait; without it, until it is done or waits for outside input (a person).",
     ),
 }
 LATER: Query = {**WAIT, "wait": ({"type": "boolean", "default": False}, "Wait until it is done.")}
@@ -31,7 +31,7 @@ TAGS = {"type": "string", "enum": ["plain", "tagged"], "default": "plain"}
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One operation. ``roles``: any of them will do. ``expand``: documented once for each stream or procedure."""
+    """One operation. ``roles``: any of them is enough. ``expand``: documented once for each stream or procedure."""
 
     method: str
     path: str
@@ -49,22 +49,22 @@ class Endpoint:
 
 
 PLACE: Query = {
-    "source": ({"type": "string"}, "Whose offset is remembered with the batch."),
+    "source": ({"type": "string"}, "The source whose offset is stored with the batch."),
     "offset": ({"type": "string", "contentMediaType": "application/json"}, "The offset, as JSON."),
     "after": (
         {"type": "string", "contentMediaType": "application/json"},
-        "The offset before this one, as JSON; a repeat is recognised, a push out of turn is refused.",
+        "The offset before this one, as JSON; a repeat is recognised, an out-of-order push is refused.",
     ),
 }
 BATCH: Query = {
     "batch_id": (
         {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
-        "Ids ascend; a repeat changes nothing, and says what became of the original.",
+        "Ids ascend; a repeat changes nothing and returns the outcome of the original.",
     ),
     **PLACE,
 }
 FOLLOW: Query = {
-    "cursor": ({"type": "string"}, "Go on after this batch; so does the header Last-Event-ID."),
+    "cursor": ({"type": "string"}, "Continue after this batch; the header Last-Event-ID does the same."),
     "name": ({"type": "string", "minLength": 1, "maxLength": 200}, "A named, durable subscription."),
 }
 ENCODING: Query = {"encoding": (TAGS, "Of the value.")}
@@ -78,7 +78,7 @@ ENDPOINTS = (
         work.feed,
         ("push",),
         "border",
-        {"size": ({"type": "integer", "minimum": 1, "default": 1}, "Rows to a batch."), **PLACE},
+        {"size": ({"type": "integer", "minimum": 1, "default": 1}, "Rows per batch."), **PLACE},
         "fed",
     ),
     Endpoint(
@@ -127,7 +127,7 @@ ENDPOINTS = (
         ("query",),
         None,
         {
-            "stream": ({"type": "string"}, "The stream it follows; required. A new name begins here."),
+            "stream": ({"type": "string"}, "The stream it follows; required. A new name starts with the next batch."),
             "limit": ({"type": "integer", "minimum": 1}, "How many at most; all without it."),
         },
     ),

@@ -1,4 +1,4 @@
-"""Tokens: who may do what. Only hashes are kept; a token is shown once, when it is made.
+"""Tokens: who may do what. Only hashes are kept; a token is shown once, when it is created.
 
 A tokens file is TOML, one table for each token::
 
@@ -35,7 +35,7 @@ from tidegate.guard.scopes import matches
 
 ROLES = ("push", "call", "query", "admin")
 SCOPES = ("streams", "procedures", "tables", "subscriptions", "sources")
-OWN = ("subscriptions", "sources")  # who may use a name that no scope speaks of: the token that has it
+OWN = ("subscriptions", "sources")  # without a scope: only names that begin with the token's own
 _FIELDS = ("name", "sha256", "roles", "expires", "rate", *SCOPES)
 
 
@@ -43,8 +43,8 @@ _FIELDS = ("name", "sha256", "roles", "expires", "rate", *SCOPES)
 class Token:
     """One holder of a token: its name (for logs and limits), what it may do, until when, how often, and with which names.
 
-    Names are not renamed on the way: a subscription ``till-3:orders`` is called so everywhere. What belongs to whom follows
-    from the names alone, so there is nothing to remember and nothing that could be lost.
+    Names are used as they are: a subscription ``till-3:orders`` has that name everywhere. Ownership follows from the
+    names alone, so nothing has to be stored and nothing can be lost.
     """
 
     name: str
@@ -83,17 +83,17 @@ class Token:
 
     @property
     def tables(self) -> tuple[str, ...] | None:
-        """What its SQL may read; None: everything. Who is confined to some streams does not get at them through tables."""
+        """What its SQL may read; None: everything. Restricted to some streams, it can't reach others by tables."""
         if "admin" in self.roles:
             return None
         return self.scopes.get("tables", () if "streams" in self.scopes else None)
 
 
-ANYONE = Token("anyone", b"", frozenset(ROLES))  # on loopback without tokens: whoever is on this machine
+ANYONE = Token("anyone", b"", frozenset(ROLES))  # on loopback without tokens: anyone on this machine
 
 
 class Tokens:
-    """The tokens a server knows. ``required`` is False when there is none: a server on loopback then takes anyone."""
+    """The tokens a server knows. ``required`` is False when there is none: a server on loopback then accepts anyone."""
 
     def __init__(self, tokens: Iterable[Token] = ()) -> None:
         self._tokens = tuple(tokens)
@@ -108,14 +108,16 @@ class Tokens:
             return ANYONE
         scheme, _, presented = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not presented.strip():
-            raise NotAllowed("this server wants a token: send the header Authorization: Bearer TOKEN", status=401)
+            raise NotAllowed("this server requires a token: send the header Authorization: Bearer TOKEN", status=401)
         digest = digest_of(presented.strip())
         found = None
         for token in self._tokens:
             if hmac.compare_digest(token.digest, digest):
                 found = token
         if found is None:
-            raise NotAllowed("the token is not known here; ask whoever runs the server for one", status=401, wrong=True)
+            raise NotAllowed(
+                "the token is not known here; ask the operator of the server for one", status=401, wrong=True
+            )
         if found.expires is not None and now >= found.expires:
             raise NotAllowed(
                 f"the token {found.name!r} expired on {found.expires:%Y-%m-%d}; ask for a new one", status=401
@@ -128,7 +130,7 @@ def digest_of(token: str) -> bytes:
 
 
 def new_token() -> str:
-    """A token nobody can guess."""
+    """A token that can't be guessed."""
     return "tg_" + secrets.token_urlsafe(32)
 
 
@@ -151,11 +153,11 @@ def load_tokens(path: Path | None, text: str | None) -> Tokens:
 
 
 def parse_tokens(text: str, where: str) -> list[Token]:
-    """Tokens written as TOML; every mistake names the place."""
+    """Tokens written as TOML; every error names its place."""
     try:
         entries = tomllib.loads(text).get("token", [])
     except tomllib.TOMLDecodeError as error:
-        raise TidegateError(f"{where} is no TOML: {error}") from None
+        raise TidegateError(f"{where} is not valid TOML: {error}") from None
     if not isinstance(entries, list) or not entries:
         raise TidegateError(f"{where} has no [[token]] entry; make one with: tidegate token new --role push")
     return [_parse(entry, f"{where}, token {number}") for number, entry in enumerate(entries, 1)]
@@ -163,25 +165,28 @@ def parse_tokens(text: str, where: str) -> list[Token]:
 
 def _parse(entry: dict[str, Any], where: str) -> Token:
     if strange := set(entry) - set(_FIELDS):
-        raise TidegateError(f"{where}: {', '.join(sorted(strange))} is no field of a token; use {', '.join(_FIELDS)}")
+        raise TidegateError(
+            f"{where}: {', '.join(sorted(strange))} is not a field of a token; use {', '.join(_FIELDS)}"
+        )
     name, sha256, roles = entry.get("name"), entry.get("sha256"), entry.get("roles")
     if not isinstance(name, str) or not name:
         raise TidegateError(f"{where}: name is missing")
     if ":" in name:
         raise TidegateError(
-            f"{where} ({name}): the name of a token has no colon; it ends the token's name in its own names"
+            f"{where} ({name}): the name of a token can't contain a colon, which separates it from the rest in names "
+            "like NAME:source"
         )
     try:
         digest = bytes.fromhex(sha256)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         digest = b""
     if len(digest) != 32:
-        raise TidegateError(f"{where} ({name}): sha256 is the SHA-256 of the token, 64 hexadecimal digits")
+        raise TidegateError(f"{where} ({name}): sha256 must be the SHA-256 of the token, 64 hexadecimal digits")
     if not isinstance(roles, list) or not roles or not set(roles) <= set(ROLES):
-        raise TidegateError(f"{where} ({name}): roles is a list of {', '.join(ROLES)}, got {roles!r}")
+        raise TidegateError(f"{where} ({name}): roles must be a list of {', '.join(ROLES)}, got {roles!r}")
     rate = entry.get("rate")
     if rate is not None and (not isinstance(rate, (int, float)) or isinstance(rate, bool) or rate <= 0):
-        raise TidegateError(f"{where} ({name}): rate is a positive number of requests a second, got {rate!r}")
+        raise TidegateError(f"{where} ({name}): rate must be a positive number of requests a second, got {rate!r}")
     expires = _expiry(entry.get("expires"), f"{where} ({name})")
     return Token(name, digest, frozenset(roles), expires, rate, _scopes(entry, f"{where} ({name})"))
 
@@ -193,7 +198,7 @@ def _scopes(entry: dict[str, Any], where: str) -> dict[str, tuple[str, ...]]:
             names = entry[what]
             if not isinstance(names, list) or not all(isinstance(one, str) and one for one in names):
                 raise TidegateError(
-                    f"{where}: {what} is a list of names, in which * stands for anything, got {names!r}"
+                    f"{where}: {what} must be a list of names, in which * stands for anything, got {names!r}"
                 )
             found[what] = tuple(names)
     if found and "admin" in entry["roles"]:
@@ -214,4 +219,4 @@ def _expiry(value: Any, where: str) -> dt.datetime | None:
                 return _expiry(dt.datetime.fromisoformat(value), where)
             except ValueError:
                 pass
-    raise TidegateError(f"{where}: expires is a date like 2027-01-01, got {value!r}")
+    raise TidegateError(f"{where}: expires must be a date like 2027-01-01, got {value!r}")

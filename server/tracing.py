@@ -1,7 +1,7 @@
 """OpenTelemetry traces: a span for every request, part of the caller's trace. Needs ``tidegate[otel]``.
 
-On when ``OTEL_EXPORTER_OTLP_ENDPOINT`` says where spans go; the other variables of OpenTelemetry apply too. A span carries
-the route, the status and, where it has them, stream, batch-ids, procedure and sequence.
+Enabled when ``OTEL_EXPORTER_OTLP_ENDPOINT`` says where spans go; the other variables of OpenTelemetry apply too. A span
+carries the route, the status and, where it has them, stream, batch-ids, procedure and sequence.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Work in: pushes and calls, and what became of them."""
+"""Incoming work: pushes and calls, and their outcomes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _check_source(request: Request, pushed: Pushed) -> None:
 
 
 def row_reader(context: Context, stream: str) -> Callable[[list[Any], bool], list[Any]]:
-    """What makes rows of a border stream from JSON. Many are checked there and then, so that the engine's thread need not."""
+    """What makes rows of a border stream from JSON. Many rows are checked right there, not on the engine's thread."""
     border, wire = context.engine.acceptance.border(stream), context.feeds.wires[stream]
 
     def read(rows: list[Any], large: bool) -> list[Any]:
@@ -64,7 +64,7 @@ async def push_read(request: Request, context: Context, stream: str, pushed: Pus
 
 
 async def feed(request: Request, context: Context) -> Response:
-    """Push many rows, ``size`` to a batch; answers when all of it is done and on disk."""
+    """Push many rows, ``size`` per batch; responds when all of it is done and on disk."""
     stream = request.path_params["stream"]
     reading = row_reader(context, stream)
     size = whole_number(request.query_params.get("size", "1"), "size")
@@ -103,12 +103,12 @@ def _prepared(engine: Engine, procedure: str, called: Called) -> tuple[Call, str
         arguments = [untagged(value) for value in arguments]
         named = {name: untagged(value) for name, value in named.items()}
     elif called.encoding != "plain":
-        raise DataError(f"encoding is 'plain' or 'tagged', got {called.encoding[:40]!r}", column="encoding")
+        raise DataError(f"encoding must be 'plain' or 'tagged', got {called.encoding[:40]!r}", column="encoding")
     return engine.acceptance.prepare_call(procedure, tuple(arguments), named), called.encoding
 
 
 async def ticket(request: Request, context: Context) -> Response:
-    """How far a push or call has come that was not done when it was answered."""
+    """The progress of a push or call that was not done when its request was answered."""
     name = request.path_params["ticket"]
     found = context.tickets.find(name, holder_of(request))
     await _settled(context, found, _wait_s(request, default="false"))
@@ -117,10 +117,10 @@ async def ticket(request: Request, context: Context) -> Response:
 
 
 async def position(request: Request, context: Context) -> Response:
-    """The offset that a source pushed last, to go on from."""
+    """The offset that a source pushed last, to continue from."""
     source = request.query_params.get("source")
     if source is None:
-        raise DataError("say which source: ?source=NAME", column="source")
+        raise DataError("name the source: ?source=NAME", column="source")
     holder_of(request).check("sources", source)
     offset = await context.driver.do(lambda: context.engine.position(source))
     exact = request.query_params.get("encoding", "plain") == "tagged"
@@ -147,20 +147,20 @@ async def _settled(context: Context, found: Ticket, wait_s: float | None) -> Non
 
 
 def _asks(context: Context, found: Ticket) -> bool:
-    """Does something that the ticket stands for wait for an answer?"""
+    """Does an execution of this ticket wait for an answer?"""
     with context.engine.lock:
         return any(found in execution.context.tickets for execution in context.engine.scheduler.suspended())
 
 
 async def _outcome(request: Request, context: Context, accepted: Accepted, encoding: str = "plain") -> Response:
-    """200 when everything it caused has finished; 202, with a ticket to ask by, when it is accepted and goes on."""
+    """200 when everything it caused has finished; 202, with a ticket's name, when it is accepted and still running."""
     found = accepted.ticket
     name = None if found.done else context.tickets.keep(found, holder_of(request))
     return await _told(found, encoding, {"sequence": accepted.sequence, "ticket": name}, 202 if name else 200)
 
 
 async def _told(found: Ticket, encoding: str, more: dict[str, Any], status: int) -> Response:
-    """What is known of a ticket; in a thread when that takes the engine's lock, or is a lot."""
+    """What is known about a ticket; in a thread when that takes the engine's lock, or is large."""
 
     def tell() -> Response:
         value, note = returned(found.value, encoding)
@@ -187,11 +187,11 @@ def _heavy(value: Any, most: int = 10_000) -> bool:
 
 
 def returned(value: Any, encoding: str) -> tuple[Any, str | None]:
-    """What a procedure returned, as JSON; with a note when that says less than the value did."""
+    """What a procedure returned, as JSON; with a note when that loses information."""
     try:
         if encoding == "tagged":
             return tagged(value), None
-        to_json(value)  # is it something that JSON can tell?
+        to_json(value)  # can JSON represent it?
         return finite(value), None
     except CorruptionError:
         return repr(value), f"the procedure returned {type(value).__name__}, which is shown as text"
@@ -209,7 +209,7 @@ def _wait_s(request: Request, default: str = "true") -> float | None:
     """How long to wait: 0 for not at all, None for as long as it runs."""
     wait = request.query_params.get("wait", default)
     if wait not in ("true", "false"):
-        raise DataError(f"wait is true or false, got {wait[:40]!r}", column="wait")
+        raise DataError(f"wait must be true or false, got {wait[:40]!r}", column="wait")
     told = request.query_params.get("timeout_s")
     if wait == "false" or told is None:
         return 0.0 if wait == "false" else None
@@ -218,15 +218,15 @@ def _wait_s(request: Request, default: str = "true") -> float | None:
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds <= LONGEST_WAIT_S:
-        raise DataError(f"timeout_s is a number of seconds from 0 to {LONGEST_WAIT_S:g}", column="timeout_s")
+        raise DataError(f"timeout_s must be a number of seconds from 0 to {LONGEST_WAIT_S:g}", column="timeout_s")
     return seconds
 
 
-# ---- for those who run the server
+# ---- for operators
 
 
 async def resume(request: Request, context: Context) -> Response:
-    """Let a halted dataflow go on."""
+    """Resume a halted dataflow."""
     dataflow = request.path_params["dataflow"]
     await context.driver.do(lambda: context.engine.resume(dataflow))
     return json_response({"resumed": dataflow})

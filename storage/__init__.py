@@ -1,1 +1,1 @@
-"""Tables: schemas, versions over a DuckDB base, and SQL over both. Knows nothing of streams or transactions."""
+"""Tables: schemas, versions over a DuckDB base, and SQL over both. Independent of streams and transactions."""

@@ -1,4 +1,4 @@
-"""Rows as Arrow, on their way to DuckDB and back."""
+"""Rows as Arrow, to DuckDB and back."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def arrow_columns(columns: Sequence[Column], rows: Sequence[Row]) -> pa.Table:
 
 
 def _uuid_text(value: Any) -> Any:
-    """A UUID as text, for Arrow, which has no other way; or a list of them, of any depth."""
+    """A UUID as text, since Arrow has no type for it; or a list of them, nested to any depth."""
     if value is None:
         return None
     return [_uuid_text(item) for item in value] if isinstance(value, tuple) else str(value)

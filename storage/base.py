@@ -1,9 +1,9 @@
 """The DuckDB base: the newest merged state of every table, plus the facts that must move with it.
 
 The only module that writes to DuckDB, and it writes in exactly one place: :meth:`Base.merge`. The base's tables carry
-no keys or constraints (those are enforced before a row gets this far), which keeps DuckDB's delete+insert updates, its
-index maintenance and the hazards of both out of the picture. One DuckDB thread per connection: answers do not depend
-on how a scan was split.
+no keys or constraints (those are enforced before a row gets this far), which avoids DuckDB's delete+insert updates, its
+index maintenance and the hazards of both. One DuckDB thread per connection: results do not depend on how a scan was
+split.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BATCH_ROWS = 50_000  # of a whole table read as Arrow
 
 
 def close_to_others(path: Path) -> None:
-    """DuckDB makes its files as the umask says; these are for their owner. They lie in a directory that is, too."""
+    """DuckDB creates its files with the umask; restrict them to their owner, like the directory they are in."""
     for file in (path, path.with_name(path.name + ".wal")):
         if file.exists():
             file.chmod(0o600)
@@ -42,9 +42,9 @@ def close_to_others(path: Path) -> None:
 class Base:
     """A DuckDB database, in memory or in a file.
 
-    ``gate`` makes two short moments exclusive: a merge's COMMIT together with forgetting what it wrote, and a reader's
-    collecting of the changes above the base. Neither waits for a query to finish. A reader whose query ran while
-    ``published`` stood still has seen one state; otherwise it asks again in a transaction of its own.
+    ``gate`` makes two short steps exclusive: a merge's COMMIT together with dropping what it wrote from memory, and a
+    reader's collection of the changes above the base. Neither waits for a query to finish. A reader whose query ran
+    while ``published`` did not change has seen one state; otherwise it repeats the query in its own transaction.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -56,7 +56,7 @@ class Base:
         self.gate = mutex(Rank.GATE)
         self.merges = 0
         self.published = 0
-        self.aside = self._aside_after = Aside()  # rows that DuckDB does not take, as of the last merge
+        self.aside = self._aside_after = Aside()  # rows that DuckDB refused, as of the last merge
 
     def _connect(self) -> None:
         path = self.path
@@ -64,7 +64,7 @@ class Base:
             self.connection = duckdb.connect(str(path) if path else ":memory:", config={"threads": "1"})
         except duckdb.Error as error:
             raise TidegateError(
-                f"DuckDB can't open {path}: {error}\nIf another process has it open, close that one first.", path=path
+                f"DuckDB can't open {path}: {error}\nIf another process has it open, close it there first.", path=path
             ) from None
         self.connection.execute("SET preserve_insertion_order = false")
         self.connection.execute("SET TimeZone = 'UTC'")
@@ -72,17 +72,17 @@ class Base:
         self.connection.execute(f"CREATE TABLE IF NOT EXISTS {META} (name VARCHAR, value VARCHAR)")
         if path is not None:
             close_to_others(path)
-        self._readers = self.connection.cursor()  # only ever copied: the other one belongs to whoever merges
+        self._readers = self.connection.cursor()  # only used to make cursors: the other connection belongs to the merge
         self.opening += 1
 
     def reopen(self) -> None:
-        """After DuckDB has given up on the database: every connection to it must be closed before. The caller holds ``gate``."""
+        """After DuckDB has invalidated the database; all connections must be closed. The caller holds ``gate``."""
         if self.path is None:
-            raise BaseDamaged("DuckDB has given up on the tables in memory; close the engine and open it again")
+            raise BaseDamaged("DuckDB has invalidated the in-memory tables; close the engine and open it again")
         with self._copying:
             self.close()
             self._connect()
-            self.published += 1  # who has read before must read again
+            self.published += 1  # earlier readers must read again
             self.connection.execute(f"SELECT count(*) FROM {META}").fetchall()
 
     # ---- schema
@@ -111,7 +111,7 @@ class Base:
     # ---- reading
 
     def cursor(self) -> duckdb.DuckDBPyConnection:
-        """A connection of its own for one thread (a shared one returns wrong results silently)."""
+        """A separate connection for one thread (a shared one silently returns wrong results)."""
         with self._copying:
             return self._readers.cursor()
 
@@ -134,7 +134,7 @@ class Base:
             cursor.close()
 
     def sequence(self) -> int:
-        """The sequence number the merged state stands for; 0 before the first merge."""
+        """The sequence number of the merged state; 0 before the first merge."""
         found = self.cursor().execute(f"SELECT value FROM {META} WHERE name = 'sequence'").fetchall()
         return int(found[0][0]) if found else 0
 
@@ -162,8 +162,8 @@ class Base:
     ) -> dict[TableSchema, Delta]:
         """Fold ``changes``, which come in parts, and ``meta`` into the base; visible after :meth:`publish`, all or nothing.
 
-        A row that DuckDB does not take is left out, and kept in ``aside``. Returns the changes as they travelled to DuckDB, for
-        others who keep a copy.
+        A row that DuckDB refuses is left out, and kept in ``aside``. Returns the changes as they were sent to DuckDB,
+        for others that keep a copy.
         """
         try:
             writing = Writing(self, changes, meta.get("at"))
@@ -179,7 +179,7 @@ class Base:
         return writing.deltas
 
     def _write(self, writing: Writing, meta: Mapping[str, Any]) -> tuple[TableSchema, Exception] | None:
-        """Write all of it in a transaction that stays open; or the table whose rows were refused, rolled back."""
+        """Write everything in a transaction that stays open; if rows are refused, roll back and return their table."""
         connection = self.connection
         connection.execute("BEGIN TRANSACTION")
         for schema, delta in writing.deltas.items():
@@ -199,7 +199,7 @@ class Base:
         return None
 
     def attempt(self, schema: TableSchema, rows: Sequence[Row]) -> Exception | None:
-        """Why DuckDB would not take these rows; None when it would. Nothing is written."""
+        """Why DuckDB would refuse these rows; None when it accepts them. Nothing is written."""
         self.connection.execute("BEGIN TRANSACTION")
         try:
             self._insert(schema, arrow_table(schema, rows))
@@ -210,8 +210,8 @@ class Base:
         return None
 
     def publish(self) -> None:
-        """Commit what :meth:`merge` wrote. The caller holds ``gate`` and forgets the merged changes under it."""
-        self.published += 1  # before: whoever could see the commit also sees that there was one
+        """Commit what :meth:`merge` wrote. The caller holds ``gate`` and drops the merged changes under it."""
+        self.published += 1  # before the commit: whoever sees it also sees that there was one
         try:
             self.connection.execute("COMMIT")
         except duckdb.Error as error:
@@ -220,11 +220,11 @@ class Base:
         self.aside = self._aside_after
 
     def roll_back(self) -> None:
-        """Forget what :meth:`merge` wrote."""
+        """Discard what :meth:`merge` wrote."""
         try:
             self.connection.execute("ROLLBACK")
         except duckdb.Error:
-            pass  # it has rolled back by itself
+            pass  # DuckDB has rolled back itself
 
     def _delete(self, schema: TableSchema, keys: pa.Table) -> None:
         self.connection.register("merge_keys", keys)
@@ -244,16 +244,16 @@ class Base:
 
 
 def let_signal_through(error: BaseException) -> None:
-    """A signal handler that raises while DuckDB is at work (Ctrl-C) ends its query with a RuntimeError, and what it raised is
-    lost. It was no error of the query, nor of whoever asked: raise KeyboardInterrupt for it.
+    """A signal handler that raises while DuckDB is running (Ctrl-C) ends its query with a RuntimeError, and what it
+    raised is lost. It was not an error of the query or its caller: raise KeyboardInterrupt instead.
     """
     if type(error) is RuntimeError and str(error) == "Query interrupted":
-        raise KeyboardInterrupt("a signal came while DuckDB was at work") from error
+        raise KeyboardInterrupt("a signal arrived while DuckDB was running") from error
 
 
 @contextmanager
 def letting_signals_through() -> Iterator[None]:
-    """Around what has DuckDB do something."""
+    """Wrap every use of DuckDB in this."""
     try:
         yield
     except RuntimeError as error:
@@ -262,29 +262,30 @@ def letting_signals_through() -> Iterator[None]:
 
 
 def write_error(path: Path | None, error: duckdb.Error) -> TidegateError:
-    """Why DuckDB did not write: for want of room, for some other reason that may pass, or because it has given up."""
+    """Why DuckDB did not write: no disk space, another passing reason, or because it has invalidated the database."""
     told = (str(error).splitlines() or [type(error).__name__])[0]
     if isinstance(error, (duckdb.FatalException, duckdb.InternalError)):
         return BaseDamaged(
-            f"DuckDB could not write {path} ({told}) and has given up on it. What was acknowledged is safe in the log; the base "
-            f"is opened again by itself. If that does not help, see to the disk, close the engine and open it again",
+            f"DuckDB could not write {path} ({told}) and has invalidated the database. What was acknowledged is safe "
+            "in the log; the base is reopened automatically. If that does not help, check the disk, close the engine "
+            "and open it again",
             path=path,
         )
     if "No space left" in str(error):
         return DiskFull(
-            f"no room to merge into {path} ({told}); what was acknowledged is safe in the log. Free some space: work resumes "
-            f"by itself",
+            f"no room to merge into {path} ({told}); what was acknowledged is safe in the log. Free some space: work "
+            "resumes automatically",
             path=path,
         )
     return MergeFailed(
-        f"DuckDB could not write {path} ({told}). What was acknowledged is safe in the log, and the merge is tried again by "
-        f"itself",
+        f"DuckDB could not write {path} ({told}). What was acknowledged is safe in the log, and the merge is retried "
+        "automatically",
         path=path,
     )
 
 
 def base_name(schema: TableSchema) -> str:
-    """The qualified name of the base table: out of the way of the name that SQL in procedures uses."""
+    """The qualified name of the base table: distinct from the name that SQL in procedures uses."""
     return f"{BASE_SCHEMA}.{quote(schema.name)}"
 
 

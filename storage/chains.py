@@ -1,11 +1,11 @@
-"""Chains of versions: what the rows of a table were, for as long as somebody may read it.
+"""Chains of versions: earlier rows of a table, kept for as long as some reader may need them.
 
 ::
 
     key ─▶ (position 9, row) ─▶ (position 4, row) ─▶ None       did not exist before position 4
-    key ─▶ (position 9, row) ─▶ TRIMMED                         nobody may still read what was before
+    key ─▶ (position 9, row) ─▶ TRIMMED                         no reader may need what was before
 
-Plain tuples, not named ones: a plain tuple of plain values is left alone by the cyclic garbage collector.
+Plain tuples, not named ones: the cyclic garbage collector does not track a plain tuple of plain values.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Version = tuple[Position, Row | None, Any, int]
 
 BASE: Final[Position] = -1  # of a row that every reader may see: below every execution
 NEVER: Final[Position] = 1 << 200  # above every position
-# nothing is here any more. Not an instance of a class of ours: the cyclic garbage collector then ignores who holds it
+# nothing is left here. Not an instance of a class: the cyclic garbage collector then does not track its holder
 TRIMMED: Final = object()
 
 
@@ -80,7 +80,7 @@ def _any_in(positions: Sequence[Position], low: Position, high: Position) -> boo
 
 
 def lost(table: str, key: Key, reader: str) -> CorruptionError:
-    """The error of a ``reader`` whose version is gone."""
+    """The error for a ``reader`` whose version is gone."""
     return CorruptionError(
         f"the version of {table}[{key!r}] that {reader} must read was freed; "
         f"this is a bug in tidegate, not in your app: please report it with the app and the seed",

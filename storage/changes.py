@@ -12,8 +12,7 @@ from tidegate.storage.undo import Undo
 from tidegate.storage.view import View
 from tidegate.storage.violations import duplicate_key, taken_value
 
-# pairs of (stored row, proposed row) in conflict -> the rows to store instead, None where WHERE says to
-# leave it
+# pairs of (stored row, proposed row) in conflict -> the rows to store instead, None where WHERE leaves it
 Resolve = Callable[[View, Sequence[tuple[Row, Row]], Sequence[Any]], Sequence[Row | None]]
 
 
@@ -53,10 +52,10 @@ def insert_rows(
 def _split(
     view: View, reader: Reader, rows: Sequence[Row], conflict: OnConflict
 ) -> tuple[list[tuple[int, Row]], list[tuple[int, tuple[Row, Row]]]]:
-    """Rows that meet nothing, and rows that meet a stored one; both with their place.
+    """Rows without a conflict, and rows that conflict with a stored one; both with their place.
 
-    Of several rows in one statement that meet each other the first wins, the others are ignored
-    (as in DuckDB).
+    Of several rows in one statement that conflict with each other the first wins, the others are ignored (as in
+    DuckDB).
     """
     schema = reader.table.schema
     claimed: set[Any] = set()
@@ -120,7 +119,7 @@ def _store(view: View, reader: Reader, pairs: Sequence[tuple[Row | None, Row]]) 
     if schema.checks:
         view.database.check_rows(schema, [new for _, new in pairs])
     if not reader.constraints and all(old is not None and key_of(old) == key_of(new) for old, new in pairs):
-        view.put_all(schema.name, {key_of(new): new for _, new in pairs})  # they stay where they are: nothing to refuse
+        view.put_all(schema.name, {key_of(new): new for _, new in pairs})  # their keys do not change: nothing to refuse
         return
     undo = Undo(view, schema.name)
     unique = [index for index in reader.table.indexes if index.unique]
@@ -142,9 +141,7 @@ def _store(view: View, reader: Reader, pairs: Sequence[tuple[Row | None, Row]]) 
 
 
 def _check_unique(view: View, reader: Reader, index: SecondaryIndex, pairs: Sequence[tuple[Row | None, Row]]) -> None:
-    """Are the new rows' values in a unique index theirs alone? One pass over the write set, however many
-    rows.
-    """
+    """Are the new rows' values in a unique index still unique? One pass over the write set, however many rows."""
     schema = reader.table.schema
     written = view.writes.get(schema.name, {})
     owner: dict[Any, Key] = {}

@@ -1,4 +1,4 @@
-"""Values as JSON and back, without loss: how rows and keys are written down outside the tables."""
+"""Values as JSON and back, without loss: how rows and keys are encoded outside the tables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PLAIN = frozenset({type(None), bool, int, float, str})
 
 
 def plain(value: Any) -> Any:
-    """A number, truth value or text of numpy, or of a subclass, as Python's own: nothing else can be written down.
+    """A number, boolean or text of numpy, or of a subclass, as Python's own: nothing else can be encoded.
 
     >>> plain(np.float64(1.5))
     1.5
@@ -35,7 +35,7 @@ def plain(value: Any) -> Any:
 
 
 def writable(value: Any) -> Any:
-    """``value`` as it goes into the log, whatever a user passed. ValueError says why that is impossible."""
+    """``value`` in the form that goes into the log. ValueError says why that is impossible."""
     try:
         written = to_json(value)
         check_depth(written)
@@ -67,7 +67,7 @@ def to_json(value: Any) -> Any:
     if kind in _PLAIN:
         return value
     if kind is list or kind is tuple:
-        if _PLAIN.issuperset(map(type, value)):  # many numbers, say: without a call for each
+        if _PLAIN.issuperset(map(type, value)):  # many numbers, for example: without a call for each
             return list(value)
         return [to_json(item) for item in value]
     match value:
@@ -91,7 +91,7 @@ def to_json(value: Any) -> Any:
             return [to_json(item) for item in value]
         case dict():
             return {"map": [[to_json(k), to_json(v)] for k, v in value.items()]}
-    raise CorruptionError(f"no way to write down {shown(value)} ({type(value).__name__})")
+    raise CorruptionError(f"can't encode {shown(value)} ({type(value).__name__})")
 
 
 def from_json(value: Any) -> Any:
@@ -104,7 +104,7 @@ def from_json(value: Any) -> Any:
         return value
     ((kind, text),) = value.items()
     match kind:
-        case "integer":  # as those write it whose readers can't hold a large one
+        case "integer":  # large integers as text, for readers that can't hold them
             return int(text)
         case "decimal":
             return Decimal(text)
@@ -126,7 +126,7 @@ def from_json(value: Any) -> Any:
 
 
 def widened(relation: Relation, values: Sequence[Any]) -> Row:
-    """A row that was written down, perhaps before nullable columns were added at its end."""
+    """A stored row, perhaps written before nullable columns were added at its end."""
     make: Callable[[Iterable[Any]], Row] = relation.row._make
     return make([*values, *[None] * (len(relation.columns) - len(values))])
 

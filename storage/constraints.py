@@ -1,4 +1,4 @@
-"""CHECK and DEFAULT of a table, compiled where their meaning is ours too, else asked from DuckDB."""
+"""CHECK and DEFAULT of a table, compiled where we can match DuckDB's meaning, otherwise evaluated by DuckDB."""
 
 from __future__ import annotations
 

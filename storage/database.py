@@ -24,19 +24,19 @@ from tidegate.storage.view import View, WriteSet
 from tidegate.storage.writing import Delta
 
 PART = 2_000  # rows that a merge takes at a time: about a millisecond
-PAUSE_S = 0.0002  # long enough for a thread that waits for the interpreter to get it
+PAUSE_S = 0.0002  # long enough for a thread that waits for the interpreter lock to get it
 
 Readers = Callable[[str], tuple[Sequence[int], Sequence[int]]]
 
-# told of every merge, in order, after it was published: what it changed and the facts stored with it
+# called after every published merge, in order: what it changed and the facts stored with it
 MergeListener = Callable[[Mapping[TableSchema, Delta], Mapping[str, Any]], None]
 
 
 class Database:
     """Tables, their versions in memory and the base below them.
 
-    ``cached_rows`` bounds the rows of one table kept in memory: a table that fits is held whole (absent keys cost
-    nothing to find absent), a larger one is cached and read ahead with :meth:`prefetch`.
+    ``cached_rows`` bounds the rows of one table kept in memory: a table that fits is held whole (looking up an absent
+    key is then free), a larger one is cached and read ahead with :meth:`prefetch`.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Database:
         self.commits = 0
         self.concurrent = False  # set when several threads use it: readers then fix a snapshot, see Base.gate
         self.merge_listeners: list[MergeListener] = []
-        self._merging = False  # has a merge begun that has not ended yet, one way or the other?
+        self._merging = False  # has a merge begun that has neither succeeded nor failed yet?
         self._too_large: dict[str, int] = {}  # tables that did not fit in memory -> number of merges at that time
         self._loading = mutex(Rank.LOADING)
         self._local = threading.local()
@@ -76,7 +76,7 @@ class Database:
                 table.fill(lambda: self.base.scan(table.schema))
 
     def hold(self, table: VersionedTable) -> bool:
-        """Hold the whole table in memory if it fits; says whether it is."""
+        """Hold the whole table in memory if it fits; returns whether it does."""
         if not table.complete and self._too_large.get(table.name) != self.base.merges:
             if self.base.count(table.schema) <= self.cached_rows:
                 self.load_all(table)
@@ -92,11 +92,11 @@ class Database:
             if not self.hold(table):
                 table.take(lambda: self.base.find(table.schema, index.columns, values))
             keys = index.candidates(value)
-            if table.evictions == evictions:  # else rows may have gone before the index was asked
+            if table.evictions == evictions:  # otherwise rows may have been evicted before the index was read
                 return keys
 
     def all_keys(self, table: VersionedTable) -> list[Key]:
-        """The keys of all rows, brought into memory."""
+        """The keys of all rows, which are loaded into memory."""
         while True:
             self.load_all(table)
             keys = table.keys_if_complete()
@@ -104,7 +104,7 @@ class Database:
                 return keys
 
     def prefetch(self, table: str, keys: Iterable[Key]) -> None:
-        """Bring these rows into memory in one query."""
+        """Load these rows into memory in one query."""
         self.tables[table].fetch(keys)
 
     # ---- committing and merging
@@ -112,9 +112,9 @@ class Database:
     def commit(self, writes: WriteSet, position: int, keep_older: bool, readers: Readers | None = None) -> None:
         """Make a write set visible as versions at ``position``.
 
-        ``keep_older``: someone may still read what it replaces. ``readers(table)`` says who: the positions below this one
-        that are unfinished, and the commit numbers held; what none of them can see goes at once, so that a row that
-        changes often under one long wait does not pile up versions.
+        ``keep_older``: someone may still read what it replaces. ``readers(table)`` says who: the positions below this
+        one that are unfinished, and the commit numbers held; what none of them can see is dropped at once, so that a
+        row that changes often during one long wait does not pile up versions.
         """
         self.commits = commit = self.commits + 1
         tables = self.tables
@@ -126,11 +126,11 @@ class Database:
 
     @property
     def unmerged(self) -> int:
-        """Changed rows that the base does not have yet, without those that it does not take."""
+        """Changed rows that the base does not have yet, without those that it refused."""
         return max(0, sum(len(table.dirty) for table in self.tables.values()) - len(self.base.aside))
 
     def restore_set_aside(self, saved: Iterable[Sequence[Any]]) -> None:
-        """Put back the rows that the base did not take, as its facts tell them."""
+        """Put back the rows that the base refused, from the facts stored in it."""
         for one in saved:
             table = self.tables[one[0]]
             entry = restored(table.schema, one)
@@ -138,7 +138,7 @@ class Database:
             table.restore_left_out(entry.key, entry.row)
 
     def reopen(self) -> None:
-        """DuckDB has given up on the base: let go of every connection to it, and open it again."""
+        """DuckDB has invalidated the base: drop every connection to it, and open it again."""
         with self.base.gate:
             for connection in self._connections:
                 connection.cursor.close()
@@ -157,14 +157,14 @@ class Database:
         turn: AbstractContextManager[Any] | None = None,
         before_publish: Callable[[], None] = lambda: None,
     ) -> int:
-        """Fold all committed versions into the base, drop what nobody may read any more; returns rows written.
+        """Fold all committed versions into the base and drop those that no reader needs; returns rows written.
 
         ``open_positions(table)``: ascending positions of unfinished executions with an intent on that table.
         ``meta()``: facts to store in the same DuckDB transaction.
-        ``before_publish()``: runs when the changes are written, before they are committed.
-        ``lock`` keeps commits out for moments; they go on while changes are collected and written. Others get their turn
-        after every ``PART`` rows: a million rows in one go would hold up the whole interpreter. ``turn`` keeps out executions
-        that nobody but their executor knows of, while it is decided what the merge stands for.
+        ``before_publish()``: runs when the changes are written, before they are committed. ``lock`` keeps commits out
+        briefly; they continue while changes are collected and written. Other threads get a turn after every ``PART``
+        rows: a million rows in one go would block the whole interpreter. ``turn`` keeps out executions that only their
+        executor knows of, while the state that the merge covers is fixed.
         """
         lock = lock if lock is not None else nullcontext()
         with turn if turn is not None else nullcontext(), lock:
@@ -172,7 +172,7 @@ class Database:
             facts = meta()
             changed = [table for table in self.tables.values() if table.dirty]
             with self.halfway.step(MERGING):
-                if self._merging:  # one was interrupted, and so was what should have ended it
+                if self._merging:  # a merge was interrupted, and so was its cleanup
                     raise self.halfway.stopped()
                 self._merging = True
                 merges = [table.begin_merge() for table in changed]
@@ -204,7 +204,7 @@ class Database:
         return sum(part.num_rows for delta in deltas.values() for part in delta if part is not None)
 
     def _end_merge(self, changed: Iterable[VersionedTable], in_base: bool, lock: AbstractContextManager[Any]) -> None:
-        """What was taken is in the base now; or it may not be, and stays unmerged: the next merge writes it again."""
+        """The changes taken are in the base now or, if that is uncertain, stay unmerged for the next merge to write."""
         with lock, self.halfway.step(MERGING):
             for table in changed:
                 if in_base:
@@ -219,7 +219,7 @@ class Database:
             yield part
 
     def _forget(self, tables: Iterable[VersionedTable], lock: AbstractContextManager[Any]) -> None:
-        """What is deleted in the base, too, need not be remembered."""
+        """Rows that are deleted in the base as well need not be remembered."""
         for table in tables:
             while True:
                 with lock:
@@ -243,9 +243,9 @@ class Database:
         return connection
 
     def discard_session(self) -> None:
-        """This thread's connection was interrupted: what comes of the next query on it can't be known, so that gets a new one.
+        """This thread's connection was interrupted: its next query could return anything, so that gets a new one.
 
-        It closes when the last one who holds it lets go: whoever interrupts it may be about to do so.
+        It closes with its last reference: another thread may be about to interrupt it.
         """
         connection = getattr(self._local, "connection", None)
         if connection is not None:

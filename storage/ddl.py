@@ -1,4 +1,4 @@
-"""From DDL to schemas. DuckDB itself reads the DDL, in an empty scratch database, so that what we accept is what it accepts."""
+"""From DDL to schemas. DuckDB itself reads the DDL, in an empty scratch database, so that we accept what it accepts."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class Scratch:
     """An empty in-memory DuckDB with the declared tables and streams: it reads DDL and binds statements.
 
-    Nothing is ever stored in it. One app has one; a DuckDB connection serves one thread at a time, so whoever uses it
-    while engines are at work holds ``lock``.
+    Nothing is ever stored in it. Each app has one; a DuckDB connection serves one thread at a time, so callers hold
+    ``lock`` while engines are running.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Scratch:
 
     @contextmanager
     def tentatively(self) -> Iterator[None]:
-        """What is defined inside stays defined only if no error comes out."""
+        """Definitions made inside are kept only if no error is raised."""
         self.connection.execute("BEGIN")
         try:
             yield
@@ -56,7 +56,7 @@ class Scratch:
         created = self._tables() - before
         if len(created) != 1:
             raise DeclarationError(
-                f"expected DDL that creates one table, this creates {len(created)}: {_shorten(ddl)}", ddl=ddl
+                f"expected DDL that creates one table, but this creates {len(created)}: {_shorten(ddl)}", ddl=ddl
             )
         return self._read_schema(created.pop(), partition_by)
 
@@ -150,9 +150,9 @@ class Scratch:
 
 
 def from_sqlalchemy(table: sa.Table) -> str:
-    """The DDL of a SQLAlchemy ``Table``, in DuckDB's words.
+    """The DDL of a SQLAlchemy ``Table``, in DuckDB's dialect.
 
-    Only what the schema says is used: client-side defaults (``default=``) are refused because a procedure could not
+    Only the schema is used: client-side defaults (``default=``) are refused because a procedure could not
     replay them; say ``server_default=`` instead.
     """
     from sqlalchemy.dialects import postgresql
@@ -227,8 +227,8 @@ def _shorten(sql: str, limit: int = 200) -> str:
 
 
 def _reserved(error: duckdb.Error) -> str:
-    """A column called ``at`` or ``end`` is a syntax error; what to do about it is not in DuckDB's text."""
+    """A column called ``at`` or ``end`` is a syntax error; DuckDB's text does not say what to do about it."""
     found = re.search(r'syntax error at or near "(\w+)"', str(error))
     return (
-        f'\nIf {found[1]} is a name: it is a word of SQL, too; write "{found[1]}", or choose another' if found else ""
+        f'\nIf {found[1]} is a name: it is also an SQL keyword; write "{found[1]}", or choose another' if found else ""
     )

@@ -1,6 +1,6 @@
 """Copies of the base, and telling a sound base from a damaged one.
 
-The log is the authority; the base is a convenience that must never be believed against it. DuckDB checks a block's
+The log is the authority; where the base disagrees with it, the base is wrong. DuckDB checks a block's
 checksum when it reads the block, so a base is *sound* when all of it can be read.
 """
 
@@ -43,7 +43,7 @@ def inspect_base(path: Path) -> dict[str, Any]:
 
 
 def read_facts(path: Path) -> dict[str, Any]:
-    """The stored facts alone, of a base that nobody has open. Raises BaseDamaged when they can't be read."""
+    """Only the stored facts, of a base that no process has open. Raises BaseDamaged when they can't be read."""
     try:
         with duckdb.connect(str(path), read_only=True, config={"threads": "1"}) as connection:
             found = connection.execute(f"FROM {META} WHERE name IN ('directory', 'lsn')").fetchall()
@@ -57,9 +57,9 @@ def _first_line(error: Exception) -> str:
 
 
 def copy_base(cursor: duckdb.DuckDBPyConnection, target: Path) -> None:
-    """A consistent copy of the open base at ``target``, whole and on disk, or not there at all."""
+    """A consistent copy of the open base at ``target``, complete and on disk, or absent."""
     partial = target.with_suffix(".partial")
-    cursor.execute("DETACH DATABASE IF EXISTS tidegate_copy")  # of a copy that was interrupted
+    cursor.execute("DETACH DATABASE IF EXISTS tidegate_copy")  # left by an interrupted copy
     _remove(partial)
     source = cursor.execute("SELECT current_database()").fetchall()[0][0]
     crash_point("generation-before-copy")
@@ -87,7 +87,7 @@ def _remove(partial: Path) -> None:
 
 
 def sync_base(path: Path) -> None:
-    """Make what DuckDB did to the directory (a write-ahead log that is gone) durable too; one that is new is its owner's."""
+    """Make DuckDB's changes to the directory (a removed WAL) durable too; restrict new files to the owner."""
     close_to_others(path)
     sync_file(path.parent)
 

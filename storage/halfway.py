@@ -1,8 +1,8 @@
-"""Steps that must be whole: one that something interrupted is noticed, and nothing goes on from there.
+"""Steps that must be atomic: an interrupted one is detected, and the engine does not continue from there.
 
-Python lets an exception from outside (Ctrl-C, a signal handler that raises, no memory) in between any two instructions. A
-step that changes the log and several things in memory can end in the middle then, with nobody to take it back or to finish
-it. So a step says when it begins and when all of it is done, while it holds the lock that keeps others out::
+Python lets an exception from outside (Ctrl-C, a signal handler that raises, no memory) in between any two instructions.
+A step that changes the log and several things in memory can then end in the middle, with nothing to undo or finish it.
+So a step marks its beginning and its end, while it holds the lock that keeps others out::
 
     with turn:
         halfway.entering = ACCEPTING
@@ -14,10 +14,10 @@ it. So a step says when it begins and when all of it is done, while it holds the
             halfway.through = None
         halfway.entering = None
 
-Whoever gets the lock and finds a step under way knows that it never ended. The engine then refuses everything, merges
-included: what is in memory may be wrong, and the log is right. (Where only the entering was interrupted, the tables are whole,
-and can be read.) Two assignments are all that it costs, and no handler has to run for it, so that a second exception at the
-wrong moment changes nothing.
+A thread that gets the lock and finds a step under way knows that it never ended. The engine then refuses everything,
+merges included: what is in memory may be wrong, and the log is right. (Where only the entering was interrupted, the
+tables are whole, and can be read.) It costs only two assignments, and needs no handler to run, so a second exception at
+the wrong moment changes nothing.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MERGING = "a merge"
 
 
 class Halfway:
-    """The steps that an engine is halfway through, under its lock and under its turn; None: everything is whole."""
+    """The steps that an engine is halfway through, under its lock and under its turn; None: no step is open."""
 
     __slots__ = ("_durable", "entering", "through")
 
@@ -51,20 +51,20 @@ class Halfway:
             raise self.stopped()
 
     def check_entry(self) -> None:
-        """The same for whoever holds the turn as well."""
+        """The same for a thread that also holds the turn."""
         if self.through is not None or self.entering is not None:
             raise self.stopped()
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """A step that is not taken so often that this would cost too much. The caller holds the lock."""
+        """For a step that is rare enough for the cost of a context manager. The caller holds the lock."""
         self.check()
         before, self.through = self.through, name
         yield
         self.through = before
 
     def stopped(self) -> TidegateError:
-        """Why the engine does nothing more."""
+        """Why the engine has stopped."""
         what = f"something interrupted {self.through or self.entering} (Ctrl-C, a signal, no memory), so the engine stops here: "
         if self._durable:
             return LogFailed(
@@ -72,5 +72,5 @@ class Halfway:
                 f"everything acknowledged"
             )
         return EngineClosed(
-            f"{what}only half of that may have happened. It has no directory: open the app again, and begin anew"
+            f"{what}only half of that may have happened. It has no directory: open the app again, and start over"
         )

@@ -11,10 +11,10 @@ from tidegate.storage.schema import Index, Key, Row, TableSchema
 
 
 class Aged(dict[Any, Any]):
-    """A dictionary that the garbage collector keeps among the old objects.
+    """A dictionary that the garbage collector keeps in its old generation.
 
     An exact ``dict`` of untracked tuples is untracked by a full collection and, with the next write, tracked again as a
-    young object: then every small collection would walk through the whole table.
+    young object: then every young collection would walk through the whole table.
     """
 
     __slots__ = ()
@@ -23,8 +23,8 @@ class Aged(dict[Any, Any]):
 class SecondaryIndex:
     """Index key → keys of the rows that have it in *any* version kept; readers check the version they see.
 
-    A key that is alone under its value is held as it is, several as a set: most values of many indexes have one row, and
-    a set takes 216 bytes and a place in every full garbage collection.
+    A single key under a value is stored as it is, several as a set: most values of many indexes have one row, and
+    a set takes 216 bytes and a visit in every full garbage collection.
 
     Rows with a NULL in an indexed column are not in it: equality never finds them.
     """

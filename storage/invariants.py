@@ -1,6 +1,6 @@
-"""What must hold of a table in memory, whatever is committed, read in, trimmed, merged and evicted: ``VersionedTable.check``.
+"""What must hold for a table in memory, after any commit, load, trim, merge and eviction: ``VersionedTable.check``.
 
-It costs a walk through the whole table. The simulation and tests ask after every step; an engine never does.
+It costs a walk through the whole table. The simulation and tests call it after every step; an engine never does.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def broken(table: VersionedTable) -> Iterator[str]:
-    """What is wrong with the table, whoever reads it."""
+    """What is wrong with the table, regardless of its readers."""
     yield from _rows(table)
     yield from _chains(table)
     yield from _indexes(table)
@@ -26,7 +26,7 @@ def broken(table: VersionedTable) -> Iterator[str]:
 
 
 def check_readers(table: VersionedTable, positions: Sequence[Position], commits: Sequence[int]) -> None:
-    """Raise CorruptionError unless all is there that executions at these positions, and readers of these commits, may read."""
+    """Raise CorruptionError unless everything is there that these positions, and readers of these commits, may read."""
     position, commit = table.settled
     for at in positions:
         if at <= position:
@@ -46,14 +46,14 @@ def surplus(table: VersionedTable, positions: Sequence[Position], commits: Seque
     """Versions that a trim for these readers should have dropped."""
     for key, head in table.chains.items():
         if kept(head, positions, commits) != (head, True):
-            yield f"versions of key {key!r} are kept that nobody may read: {head}"
+            yield f"versions of key {key!r} are kept that no reader can reach: {head}"
 
 
 def _rows(table: VersionedTable) -> Iterator[str]:
     for key, row in table.rows.items():
         if row is None:
             if table.complete and not table.needed(key) and key not in table.gone:
-                yield f"that key {key!r} has no row is remembered, and nobody needs to know"
+                yield f"key {key!r} is remembered as absent, which no reader needs"
         elif not _fits(table, key, row):
             yield f"the row of key {key!r} is {row!r}"
     for key in table.dirty:
@@ -102,7 +102,7 @@ def _indexes(table: VersionedTable) -> Iterator[str]:
 
 
 def _merge(table: VersionedTable, merge: TableMerge) -> Iterator[str]:
-    aside = merge.aside  # looked at once: the merge may end it at any moment
+    aside = merge.aside  # read once: the merge may end it at any moment
     for key in merge.changed:
         if key not in table.rows:
             yield f"key {key!r} is being merged, and its row is not in memory"

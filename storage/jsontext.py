@@ -1,4 +1,4 @@
-"""JSON at the door: text that Python, DuckDB and the readers of the log all understand alike."""
+"""JSON on input: text that Python, DuckDB and the readers of the log all understand the same way."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 from tidegate.storage.unicode import HALF, is_unicode
 
-DEPTH = 128  # levels of lists and objects; many a reader goes no deeper
+DEPTH = 128  # levels of lists and objects; many readers go no deeper
 
-_MARKS = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[][{}]', re.DOTALL)  # possessive: no text makes it look twice
+_MARKS = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[][{}]', re.DOTALL)  # possessive: no backtracking on any text
 _PAIR = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 
@@ -25,7 +25,7 @@ def checked_json(value: Any) -> str:
     if not given and not isinstance(value, (dict, list)):
         raise ValueError(f"expected JSON text, a dict or a list, got {type(value).__name__}")
     text = str.__str__(value) if given else _written(value)
-    _check_depth(text)  # first: what is too deep can't be parsed either
+    _check_depth(text)  # first: text that is too deep can't be parsed either
     if given:
         _check_syntax(text)
     if not is_unicode(text) or ("\\u" in text and _half_escaped(text)):
@@ -48,7 +48,7 @@ def _check_syntax(text: str) -> None:
 
 
 def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _check_depth(text: str) -> None:

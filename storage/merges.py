@@ -1,6 +1,6 @@
 """A merge of one table in progress: the changes that it writes to the base, as of the moment it began.
 
-Commits go on meanwhile. What one replaces is put aside first, for as long as the merge has yet to read it.
+Commits continue meanwhile. A row that one replaces is put aside first, until the merge has read it.
 
 Pure data structure, like the table that it belongs to (:mod:`tidegate.storage.versions`).
 """
@@ -24,9 +24,9 @@ class Changes(NamedTuple):
 class TableMerge:
     """What a merge is writing of one table.
 
-    ``changed``: the keys, and whether the base has a row for them. ``aside``: what rows were that have changed since and that it
-    has yet to read; None when it has read all, which it says on its own thread, without a lock. ``gone``: keys whose row it
-    found deleted.
+    ``changed``: the keys, and whether the base has a row for them. ``aside``: the old form of rows that have changed
+    since and that it has yet to read; None once it has read all, set on its own thread without a lock. ``gone``: keys
+    whose row it found deleted.
     """
 
     __slots__ = ("_rows", "aside", "changed", "gone")
@@ -39,17 +39,17 @@ class TableMerge:
 
     def put_aside(self, keys: Iterable[Key]) -> None:
         """The rows with these keys are about to change."""
-        aside = self.aside  # looked at once: the merge may end it at any moment
+        aside = self.aside  # read once: the merge may end it at any moment
         if aside is not None:
             for key in keys:
                 if key in self.changed and key not in aside:
                     aside[key] = self._rows[key]
 
     def taken(self, size: int) -> Iterator[Changes]:
-        """What the base lacks: the state of every changed key as of the beginning, ``size`` keys at a time.
+        """What the base lacks: the state of every changed key at the start of the merge, ``size`` keys at a time.
 
-        Needs no lock. A commit puts what it replaces aside *before* it replaces it, and here it is looked for *after* the row was
-        read: a row that is too new is always found out.
+        Needs no lock. A commit puts the old row aside *before* it replaces it, and here we look for it *after* reading
+        the row: a row that is too new is always detected.
         """
         aside, rows = self.aside, self._rows
         assert aside is not None

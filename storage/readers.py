@@ -6,8 +6,9 @@
 :class:`CommittedReader`      all rows of the newest committed state; never waits, never writes
 ============================  ==================================================================
 
-Nearly every row that is read or changed is in memory and has no older versions. ``View.get``, ``insert`` and ``update`` serve
-those themselves, from what a reader has at hand, the same way for a table and for a partition. Everything else is a method here.
+Nearly every row that is read or changed is in memory and has no older versions. ``View.get``, ``insert`` and ``update``
+handle those themselves, from the attributes of a reader, the same way for a table and for a partition. Everything else
+is a method here.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ Constraint = Callable[["View", "Reader", Key, Row, Row | None], None]
 class Reader:
     """Access to all rows of one table, as of the execution's position.
 
-    At hand: ``newest(key)``, the newest row if it is in memory, to be read straight away above ``table.straight``; ``place``,
-    the column that says whether a row is in the partition, None where all are; ``changes``, of columns, by their names, as far as
-    they have come up, none where a row may not be changed just like that; ``counts``, the indexes whose entries are
-    the visible rows; ``constraints``, the CHECKs and UNIQUE indexes to ask before a write.
+    Attributes: ``newest(key)``, the newest row if it is in memory, valid as it is above ``table.straight``; ``place``,
+    the column that says whether a row is in the partition, None where all are; ``changes``, functions that change
+    columns, by column names, cached as they are needed, empty where a change needs more checks; ``counts``, the indexes
+    whose entries are the visible rows; ``constraints``, the CHECKs and UNIQUE indexes to ask before a write.
     """
 
     __slots__ = (
@@ -69,7 +70,7 @@ class Reader:
         self.counts: Mapping[str | tuple[str, ...], SecondaryIndex] = table.indexed
 
     def closed(self) -> Self:
-        """The same access, without writing."""
+        """The same access, read-only."""
         reader = copy(self)
         reader.write, reader.changes = False, {}
         return reader
@@ -93,7 +94,7 @@ class Reader:
         if table.lacks(key) and table.straight < view.position and table.schema.conform_key(key) is key:
             if self.place is not None:
                 self.check(view, key)
-            return None  # every row is in memory, and it was looked up in its stored form
+            return None  # every row is in memory, and the key was in its stored form
         return self.get(view, key)
 
     def row(self, view: View, key: Key) -> Row | None:
@@ -183,7 +184,7 @@ class CommittedReader(Reader):
 
 
 class Updating(dict[str, Reader]):
-    """The access of a function that ``update_each`` calls: not to write to the table that is being updated."""
+    """The access of a function that ``update_each`` calls: it must not write to the table being updated."""
 
 
 def _unknown(key: Key) -> None:

@@ -16,14 +16,14 @@ from tidegate.storage.ddl import quote
 
 
 class StoredTables:
-    """The tables of a base file that nobody else has open (a copy), for queries.
+    """The tables of a base file that no other process has open (a copy), for queries.
 
     ``tables``: name -> its columns as ``(name, type, nullable)``; ``keys``: name -> primary key.
     """
 
     def __init__(self, path: Path) -> None:
         try:
-            duckdb.connect(str(path)).close()  # takes in what still stands in its write-ahead log
+            duckdb.connect(str(path)).close()  # replays its write-ahead log
             self._connection = duckdb.connect(":memory:")
             self._connection.execute(
                 f"ATTACH '{str(path).replace(chr(39), chr(39) * 2)}' AS tidegate_stored (READ_ONLY)"
@@ -45,7 +45,7 @@ class StoredTables:
         try:
             statements = self._connection.extract_statements(sql)
             if [s.type for s in statements] not in ([duckdb.StatementType.SELECT], [duckdb.StatementType.EXPLAIN]):
-                raise StatementError("stored tables are only read, by one SELECT at a time", sql=sql)
+                raise StatementError("stored tables are read-only; run one SELECT at a time", sql=sql)
             cursor = self._connection.cursor()
             return cursor.sql(sql, params=parameters or None).to_arrow_table()
         except duckdb.Error as error:

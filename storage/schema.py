@@ -1,4 +1,4 @@
-"""Schemas: what a row of a relation looks like, and what a table demands of it."""
+"""Schemas: what a row of a relation looks like, and what a table requires of it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Change = Callable[[Row, Mapping[str, Any]], Row]
 
 
 class Defaults(Protocol):
-    """Who knows the values of columns that were left out."""
+    """Gives the values of columns that were left out."""
 
     def default(self, column: Column) -> Any: ...
 
@@ -59,10 +59,10 @@ class Relation:
     """A named sequence of typed columns: the schema of a stream, a batch or a table.
 
     Rows are named tuples, immutable, shared between versions: ``row.votes`` and ``row[2]`` both work. A column whose
-    name is no Python identifier is reached by position.
+    name is not a Python identifier is accessed by position.
 
     ``conform(values, defaults)``: the stored row for ``values`` (a sequence in column order, or a mapping by name), types and
-    NOT NULL checked. Rows that came out of a relation named in :meth:`trust` were checked when they went in.
+    NOT NULL checked. Rows from a relation named in :meth:`trust` were checked when they were stored.
     """
 
     name: str
@@ -87,8 +87,8 @@ class Relation:
         object.__setattr__(self, "conform_all", conform_all)
 
     def trust(self, other: Relation) -> None:
-        """Take rows that came out of ``other`` unchecked from now on, if their columns are as ours. What people make of such rows
-        is not of their class: see :func:`row_class`.
+        """Accept rows from ``other`` unchecked from now on, if their columns are the same as ours. Rows that users
+        derive from such rows are not of their class: see :func:`row_class`.
         """
         fits = [
             mine.type == theirs.type
@@ -165,7 +165,7 @@ class Relation:
                 row.append(None)
             else:
                 raise DataError(
-                    f"{self.name}.{column.name} is missing in {shown(dict(values))} and has no default",
+                    f"{self.name}.{column.name} is missing from {shown(dict(values))} and has no default",
                     relation=self.name,
                     column=column.name,
                 )
@@ -234,8 +234,8 @@ class TableSchema(Relation):
             if index.unique and not set(self.partition_by) <= set(index.columns):
                 raise DeclarationError(
                     f"table {self.name} is partitioned by {', '.join(self.partition_by)}, but {index.name} "
-                    f"({', '.join(index.columns)}) does not contain it: two partitions could clash unseen. "
-                    f"Add the partition columns to the key",
+                    f"({', '.join(index.columns)}) does not contain it: two partitions could hold the same value "
+                    "unnoticed. Add the partition columns to the key",
                     table=self.name,
                 )
 
@@ -297,7 +297,7 @@ class TableSchema(Relation):
         return tuple(self._key_part(name, part) for name, part in zip(self.primary_key, key, strict=True))
 
     def check_key(self, row: Row) -> None:
-        """Raise ConstraintError when a part of the row's key is NULL: it can't even be looked up."""
+        """Raise ConstraintError when a part of the row's key is NULL: such a key can't even be looked up."""
         for i in self.key_indexes:
             if row[i] is None:
                 self.check_required(row)
@@ -308,7 +308,7 @@ class TableSchema(Relation):
         return self.check_value(self.column(name), value)
 
 
-_QUICK = 2**30 - 1  # the interpreter compares numbers up to here much faster than larger ones, and most are smaller
+_QUICK = 2**30 - 1  # the interpreter compares numbers up to this size much faster, and most are smaller
 
 # how the stored form of a value is recognised, by family, as source
 _RECOGNISED = {
@@ -342,8 +342,8 @@ _SCOPE = {
 def _fast_conform(columns: Sequence[Column], named: Any, trusted: set[Any], slowly: Conform) -> tuple[Conform, Any]:
     """A function that makes the row at once when every value is in its stored form already, and one that does so for many.
 
-    Generated, because every row that enters or is written passes here: one test per column, no calls. What it does not
-    recognise is left to ``slowly``, which converts or explains.
+    Generated, because every row that is pushed or written passes through here: one test per column, no calls. What it
+    does not recognise is left to ``slowly``, which converts it or raises.
     """
     names = [f"v{i}" for i in range(len(columns))]
     tests = [_recognised(column, name) for name, column in zip(names, columns, strict=True)]
@@ -382,7 +382,7 @@ def _fast_conform(columns: Sequence[Column], named: Any, trusted: set[Any], slow
 
 
 def _fast_conform_key(columns: Sequence[Column], slowly: Callable[[Key], Key]) -> Callable[[Key], Key]:
-    """``conform`` for the primary key alone: most keys that are looked up in vain have the right type."""
+    """``conform`` for the primary key alone: most keys that are not found have the right type."""
     names = [f"v{i}" for i in range(len(columns))] if len(columns) > 1 else ["key"]
     tests = [_recognised(column, name) for name, column in zip(names, columns, strict=True)]
     source = "def conform_key(key):\n"
@@ -425,17 +425,17 @@ def _fast_change(schema: TableSchema, names: Sequence[str]) -> Change:
 
 
 class _Stored(type):
-    """The class of the classes of stored rows: what people make by calling one is a named tuple that looks the same."""
+    """The metaclass of stored rows: calling such a class makes a named tuple that looks the same."""
 
     def __call__(cls, *values: Any, **named: Any) -> Any:
         return cls._unchecked(*values, **named)  # type: ignore[attr-defined]
 
 
 def row_class(name: str, names: Iterable[str]) -> Any:
-    """A named tuple class whose fields are the columns (positional where a name is no identifier).
+    """A named tuple class whose fields are the columns (positional where a name is not an identifier).
 
-    An instance of it is a row that was checked and stored, made by its :func:`namer`. What the class makes when it is called, and
-    ``_make`` and ``_replace``, is of another class.
+    An instance of it is a row that was checked and stored, made by its :func:`namer`. What a call of the class,
+    ``_make`` and ``_replace`` return is of another class.
     """
     fields = [
         n if n.isidentifier() and not keyword.iskeyword(n) and not n.startswith("_") else f"column{i}"
@@ -453,8 +453,8 @@ def row_class(name: str, names: Iterable[str]) -> Any:
 
 
 def namer(row: Any) -> Callable[[Iterable[Any]], Any]:
-    """The function that makes instances of a :func:`row_class`. Every row that is read or written is made by it, so it is the
-    shortest way there is to make a tuple of a class: that of ``type`` itself, and nothing of Python in between.
+    """The function that makes instances of a :func:`row_class`. Every row that is read or written is made by it, so it
+    is the fastest way to make a tuple of a class: directly through ``type``, without Python code in between.
     """
     make: Callable[[Iterable[Any]], Any] = type.__call__.__get__(row)
     return make

@@ -1,9 +1,9 @@
-"""Rows that DuckDB would not take: found in a batch of changes, left out of the merge, and kept until it does take them.
+"""Rows that DuckDB refuses: found among the changes, left out of the merge, and kept until DuckDB accepts them.
 
-The door refuses what the base can't hold (:mod:`tidegate.storage.types`). Should a value get past it all the same, it must
-not stand in the way of all others: the merge goes on without that row. The row stays in memory, with the changes that the
-base lacks, and is written down beside the tables in our own encoding, so that nothing acknowledged is lost; every merge tries
-it again.
+Input checks refuse what the base can't hold (:mod:`tidegate.storage.types`). If a value still gets past them, it must
+not block all others: the merge continues without that row. The row stays in memory, with the changes that the base
+lacks, and is stored beside the tables in our own encoding, so that nothing acknowledged is lost; every merge
+tries it again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tidegate.storage.schema import Key, Row, TableSchema
 
 AGAIN = 100  # rows that one merge tries again, in turn
 
-# what says that a value is wrong, and not the disk or the database
+# errors that mean a bad value, not a bad disk or database
 REFUSALS = (
     *(duckdb.DataError, duckdb.ProgrammingError, duckdb.NotSupportedError, duckdb.IntegrityError),
     *(pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, TypeError, ValueError, OverflowError),
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class SetAside(NamedTuple):
-    """A row that the base does not have because DuckDB refused it. ``since``: the time of the first merge that it did."""
+    """A row that the base does not have because DuckDB refused it. ``since``: the time of the first refusal."""
 
     table: str
     key: Key
@@ -56,7 +56,7 @@ def restored(schema: TableSchema, saved: Sequence[Any]) -> SetAside:
 
 
 def refused(items: Sequence[T], attempt: Callable[[Sequence[T]], Exception | None]) -> list[tuple[T, Exception]]:
-    """The items that ``attempt`` raises for when they come alone, with what it raises: found by halves."""
+    """The items that ``attempt`` refuses on their own, with the error: found by bisection."""
     error = attempt(items) if items else None
     if error is None:
         return []
@@ -67,7 +67,7 @@ def refused(items: Sequence[T], attempt: Callable[[Sequence[T]], Exception | Non
 
 
 class Aside:
-    """The rows of all tables that the base does not take."""
+    """The rows of all tables that the base refuses."""
 
     def __init__(self) -> None:
         self.rows: dict[tuple[str, Key], SetAside] = {}
@@ -83,7 +83,7 @@ class Aside:
         return [entry for entry in self.rows.values() if entry.table in wanted]
 
     def divided(self, schema: TableSchema, rows: list[Row]) -> tuple[list[Row], list[SetAside]]:
-        """Rows that were not refused before, and entries of those that were and are still the same."""
+        """Rows that were not refused before, and the entries of those that were and have not changed."""
         if not self.rows:
             return rows, []
         fresh, known = [], []
@@ -104,5 +104,5 @@ def in_turn(known: list[SetAside], merges: int) -> tuple[list[SetAside], list[Se
 
 
 def cause_of(error: Exception) -> str:
-    """In one line."""
+    """The cause in one line."""
     return next(iter(text_of(error).splitlines()), type(error).__name__)

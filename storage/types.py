@@ -1,8 +1,8 @@
 """Column types: how a SQL type looks in Python, and what may be stored in it.
 
-Values are checked at the door. A stored value always has the one Python type of its column, so that rows compare
-and hash the same whichever way they came in. What the log, Arrow or DuckDB would not give back as it was is converted here
-(subclasses, numpy's scalars, a negative zero) or refused (half of a surrogate pair, an INTERVAL beyond DuckDB's):
+Values are checked on input. A stored value always has the one Python type of its column, so that rows compare and hash
+the same however they were given. What the log, Arrow or DuckDB would not preserve is converted here (subclasses,
+numpy's scalars, a negative zero) or refused (half of a surrogate pair, an INTERVAL beyond DuckDB's):
 
 =============================  =====================  =====================================
 SQL                            stored as              also accepted
@@ -45,7 +45,7 @@ from tidegate.storage.unicode import HALF, is_unicode
 
 @dataclass(frozen=True)
 class ColumnType:
-    """One SQL type. ``coerce`` returns the stored form of a value, or raises ValueError saying what it wants."""
+    """One SQL type. ``coerce`` returns the stored form of a value, or raises ValueError saying what is expected."""
 
     sql: str
     family: str
@@ -61,7 +61,7 @@ class ColumnType:
 
     @property
     def hashable_key(self) -> bool:
-        """May stand in a primary key, a unique constraint or an index: equality in Python is equality in SQL."""
+        """May be part of a primary key, a unique constraint or an index: equality in Python is equality in SQL."""
         return self.family in {"integer", "decimal", "text", "boolean", "timestamp", "date", "time", "uuid", "blob"}
 
 
@@ -115,7 +115,7 @@ def _single(value: Any) -> float:
         raise ValueError("out of range for FLOAT") from error
 
 
-DIGITS = Context(prec=78)  # 38 before and after the point, and some
+DIGITS = Context(prec=78)  # 38 digits before and after the point, and some spare
 
 
 def _decimal(precision: int, scale: int) -> ColumnType:
@@ -145,7 +145,7 @@ def _decimal(precision: int, scale: int) -> ColumnType:
 def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError(f"expected text, got {type(value).__name__}")
-    value = str.__str__(value)  # of a subclass, the text that it is and not the one that it shows
+    value = str.__str__(value)  # for a subclass, the text itself and not its str()
     if not is_unicode(value):
         raise ValueError(HALF)
     return value  # type: ignore[no-any-return]
@@ -165,23 +165,23 @@ def _timestamp(value: Any) -> dt.datetime:
     if not isinstance(value, dt.datetime):
         raise ValueError(f"expected a datetime, got {type(value).__name__}")
     if value != value:  # NaT of pandas
-        raise ValueError("is no time (NaT); use None for NULL")
+        raise ValueError("is not a time (NaT); use None for NULL")
     if value.tzinfo is not None:
         value = value.astimezone(dt.UTC)
-    clock = (value.hour, value.minute, value.second, value.microsecond)  # a plain one, also of a pandas.Timestamp
+    clock = (value.hour, value.minute, value.second, value.microsecond)  # plain, also from a pandas.Timestamp
     return dt.datetime(value.year, value.month, value.day, *clock)
 
 
 def _in_microseconds(value: np.datetime64 | np.timedelta64) -> Any:
-    """As Python has it. numpy itself goes round in a circle where a number of microseconds does not fit."""
+    """As a Python datetime. numpy itself wraps around when the microseconds do not fit."""
     if np.isnat(value):
-        raise ValueError("is no time (NaT); use None for NULL")
+        raise ValueError("is not a time (NaT); use None for NULL")
     kind = "datetime64[us]" if isinstance(value, np.datetime64) else "timedelta64[us]"
     converted = value.astype(kind)
     unit = np.datetime_data(value.dtype)[0]
     finer = unit in {"us", "ns", "ps", "fs", "as", "generic"}
     if not finer and converted.astype(value.dtype) != value:
-        raise ValueError("is beyond what microseconds in 64 bits can tell")
+        raise ValueError("is out of range for microseconds in 64 bits")
     return converted.item()
 
 
@@ -210,7 +210,7 @@ def _interval(value: Any) -> dt.timedelta:
     if not isinstance(value, dt.timedelta):
         raise ValueError(f"expected a timedelta, got {type(value).__name__}")
     if value != value:  # NaT of pandas
-        raise ValueError("is no time (NaT); use None for NULL")
+        raise ValueError("is not a time (NaT); use None for NULL")
     if not -INTERVAL_DAYS <= value.days < INTERVAL_DAYS:
         raise ValueError(f"out of range for INTERVAL ({INTERVAL_DAYS:,} days either way)")
     return dt.timedelta(value.days, value.seconds, value.microseconds)
@@ -233,7 +233,7 @@ def _list(element: ColumnType) -> ColumnType:
 
     def coerce(value: Any) -> tuple[Any, ...]:
         if isinstance(value, np.ndarray):
-            value = list(value) if value.dtype.kind in "mM" else value.tolist()  # of dates it would make numbers
+            value = list(value) if value.dtype.kind in "mM" else value.tolist()  # it makes numbers of dates
         if not isinstance(value, (list, tuple)):
             raise ValueError(f"expected a list, got {type(value).__name__}")
         return tuple(None if item is None else inner(item) for item in value)

@@ -1,4 +1,4 @@
-"""The way back when a change of many rows is refused in the middle."""
+"""Undoing a change of many rows that is refused in the middle."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ABSENT: Any = object()
 
 
 class Undo:
-    """The write set of one table, with a way back to what it was."""
+    """The write set of one table, which can be restored to what it was."""
 
     def __init__(self, view: View, table: str) -> None:
         self._view = view

@@ -1,8 +1,8 @@
-"""Text that can be stored: everything but halves of surrogate pairs, which some JSON brings in."""
+"""Text that can be stored: everything but halves of surrogate pairs, which some JSON contains."""
 
 from __future__ import annotations
 
-HALF = "is no Unicode text: it has half of a surrogate pair, which can't be stored"
+HALF = "is not valid Unicode: it contains half of a surrogate pair, which can't be stored"
 
 
 def is_unicode(value: str) -> bool:

@@ -33,7 +33,7 @@ def update_each(view: View, reader: Reader, keys: Iterable[Key], changes: dict[s
             old = newest(key) if key not in written else None
             if old is None or held.straight >= position or (place is not None and old[place] != mine[0]):
                 old = view.get(table, key)
-        except TypeError:  # a key that can't be one
+        except TypeError:  # an unhashable key
             old = view.get(table, key)
         if old is not None:
             key = key_of(old)
@@ -49,7 +49,7 @@ def update_each(view: View, reader: Reader, keys: Iterable[Key], changes: dict[s
 def _in_turn(
     view: View, reader: Reader, keys: Iterable[Key], changes: dict[str, Any], computed: Computed, closed: Updating
 ) -> list[Any]:
-    """``update_each`` where every row has to be asked about: it may be refused."""
+    """``update_each`` where every row has to be checked: it may be refused."""
     table = reader.name
     undo = Undo(view, table)
     news = []
@@ -67,7 +67,7 @@ def _in_turn(
 
 
 def _compute(view: View, closed: Updating, computed: Computed, row: Row, changes: dict[str, Any]) -> None:
-    """Let the functions make the changes for a row. What they write to its table would be lost."""
+    """Call the functions that compute the changes of a row. What they wrote to its table would be lost."""
     before, view.access = view.access, closed
     try:
         for name, value in computed:

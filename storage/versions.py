@@ -1,23 +1,23 @@
 """Versions of rows in memory: the multi-version table that executions read and commit to.
 
-Of every key the table keeps the newest row, as it is. Only where an unfinished execution may still read what a commit
-replaced is there a chain of versions besides (:mod:`tidegate.storage.chains`). An execution at position p reads the newest
+The table keeps the newest row of every key, as it is. Only where an unfinished execution may still read what a commit
+replaced is there also a chain of versions (:mod:`tidegate.storage.chains`). An execution at position p reads the newest
 version *below* p::
 
-    rows    key ─▶ row                                          for everybody above the position that is *settled*
+    rows    key ─▶ row                                          for every reader above the *settled* position
     chains  key ─▶ (position 9, row) ─▶ (position -1, row)      p = 9 and below read the second one
 
 Which older versions must stay is decided by :meth:`VersionedTable.trim`: for every unfinished execution with an intent on
 the table, the newest version below its position. Reading what was not kept is a broken invariant and raises, instead of
 falling back to some other version: both classic mistakes of this scheme (an old reader served the latest version; versions
 freed that a waiting reader still needs) end in that error, not in a wrong answer. A row without a chain has no position of
-its own; whoever reads it must be above all positions whose older versions were given up, anywhere in the table.
+its own; its reader must be above all positions whose older versions were dropped, anywhere in the table.
 
-Readers on other threads need no lock: they look at the row first and then whether it may be read straight away, and a commit
-that keeps older versions says first that it may not.
+Readers on other threads need no lock: they read the row first and then check whether it is valid as it is, and a commit
+that keeps older versions first says that it is not.
 
-Rows are plain tuples, not named ones: a plain tuple of plain values is left alone by the cyclic garbage collector, and a
-million tracked ones would cost every collection a walk through all of them.
+Rows are plain tuples, not named ones: the cyclic garbage collector does not track a plain tuple of plain values, and
+every collection would walk through a million tracked ones.
 
 Pure data structure: no clock, file or DuckDB. Rows not in memory come through the ``load`` callback.
 """
@@ -37,9 +37,9 @@ from tidegate.storage.invariants import broken, check_readers, surplus
 from tidegate.storage.merges import TableMerge
 from tidegate.storage.schema import Key, Row, TableSchema
 
-WHOLE: Final = slice(None)  # row[WHOLE] is row[:], and the slice is there already
+WHOLE: Final = slice(None)  # row[WHOLE] is row[:], without making the slice
 
-MANY = 8  # so many writes to a table are worth a look at what they have in common
+MANY = 8  # from this many writes to a table on, a joint pass pays off
 
 # rows of the base by key, or None when the loader filled the whole table instead
 Loader = Callable[["VersionedTable", Sequence[Key]], dict[Key, Row] | None]
@@ -49,7 +49,7 @@ class VersionedTable:
     """One table: the newest committed row of every cached key, older versions while someone may read them.
 
     ``complete``: every row of the table is in memory, so a missing key is an absent row. Otherwise a missing key is
-    asked from the base through ``load``, and that it has no row is remembered as None.
+    looked up in the base through ``load``, and an absent row is remembered as None.
     """
 
     def __init__(self, schema: TableSchema, load: Loader | None = None, complete: bool = True) -> None:
@@ -61,40 +61,40 @@ class VersionedTable:
         self.straight: Position = BASE  # above it ``rows`` is what a reader sees; NEVER while there are chains
         self.complete = complete
         self.dirty: dict[Key, bool] = {}  # changed since the last merge -> the base has a row for it
-        self.merge: TableMerge | None = None  # that writes earlier changes right now
+        self.merge: TableMerge | None = None  # the merge that is writing earlier changes now
         self.gone: list[Key] = []  # deleted according to the last merge, and to be forgotten
         self.indexes = [SecondaryIndex(schema, index) for index in schema.indexes]
         self.indexed = {_names(index.columns): index for index in reversed(self.indexes)}
-        self.newest_commit = self.merges = 0  # while both stand still, an overlay built for SQL is used again
+        self.newest_commit = self.merges = 0  # while both are unchanged, an overlay built for SQL is reused
         self.overlay: Any = None  # the changes above the base as SQL reads them, kept by tidegate.storage.sql.overlay
         self._load = load
         self._settled = (BASE, 0)  # while there are chains: the position and the commit below which nothing was kept
-        self.evictions = 0  # how often rows were: while it stands still, what was complete is complete
+        self.evictions = 0  # how often rows were evicted: while it is unchanged, a complete table stays complete
         self._placing = reentrant(Rank.PLACING)
 
     # ---- reading
 
     def newest(self, key: Key) -> Row | None:
-        """The newest row with ``key``, from the base if it must be; None when there is none."""
+        """The newest row with ``key``, from the base if needed; None when there is none."""
         row: Any = self.rows.get(key, TRIMMED)
         while row is TRIMMED and not self.lacks(key):
             self.fetch((key,))
-            row = self.rows.get(key, TRIMMED)  # again, if it was evicted at once
+            row = self.rows.get(key, TRIMMED)  # again, if it was evicted immediately
         return None if row is TRIMMED else row
 
     def lacks(self, key: Key) -> bool:
-        """Is there no row with ``key``, for certain? Only a table that is whole can tell.
+        """Is it certain that there is no row with ``key``? Only a complete table can tell.
 
-        An eviction ends ``complete``, then counts itself, then takes rows out. So a table that was complete before a look, and
-        has counted nothing since before that, had all its rows meanwhile.
+        An eviction ends ``complete``, then counts itself, then takes rows out. So a table that was complete before a
+        lookup, and has counted nothing since before that, had all its rows during it.
         """
         evictions = self.evictions
         return self.complete and key not in self.rows and self.evictions == evictions
 
     def mark(self) -> int:
-        """A number that is still ``evictions`` for as long as no row that is in memory now has been evicted."""
+        """A number that equals ``evictions`` for as long as no row that is in memory now has been evicted."""
         evictions = self.evictions
-        if not self.complete:  # one may be under way
+        if not self.complete:  # an eviction may be under way
             with self._placing:
                 evictions = self.evictions
         return evictions
@@ -150,7 +150,7 @@ class VersionedTable:
     # ---- loading
 
     def fetch(self, keys: Iterable[Key]) -> None:
-        """Bring rows from the base into memory; keys the base does not have are remembered as absent."""
+        """Load rows from the base into memory; keys the base does not have are remembered as absent."""
         if self.complete:
             return
         missing = [key for key in keys if key not in self.rows]
@@ -165,7 +165,7 @@ class VersionedTable:
             self._read_in(lambda: load(self, missing), place)
 
     def take(self, read: Callable[[], Iterable[Row]]) -> None:
-        """Cache rows of the base; what is in memory already is newer or the same."""
+        """Cache rows of the base; rows already in memory are newer or the same."""
         self._read_in(read, self._place_all)
 
     def fill(self, read: Callable[[], Iterable[Row]]) -> None:
@@ -176,24 +176,24 @@ class VersionedTable:
             for key in [key for key, row in self.rows.items() if row is None]:
                 if not self.needed(key):
                     del self.rows[key]
-            self.complete = True  # in one step with the rows: nothing may be evicted in between
+            self.complete = True  # atomically with the rows: nothing may be evicted in between
 
         self._read_in(read, place)
 
     def needed(self, key: Key) -> bool:
-        """Must it be remembered that there is no row with ``key``, or not this one?"""
+        """Must it be remembered that ``key`` has no row, or not this one?"""
         return key in self.dirty or key in self.chains or (self.merge is not None and key in self.merge.changed)
 
     def _read_in(self, read: Callable[[], Any], place: Callable[[Any], None]) -> None:
-        """Read from the base and put it in place; again, if rows were evicted meanwhile.
+        """Read from the base and cache it; repeat if rows were evicted meanwhile.
 
-        A row that was read, then changed, merged and evicted by others must not come back in its old form.
+        A row that was read, then changed, merged and evicted by others must not reappear in its old form.
         """
         while True:
             evictions = self.evictions
             found = read()
             with self._placing:
-                if self.complete:  # another thread has read all of it meanwhile
+                if self.complete:  # another thread has loaded all of it meanwhile
                     return
                 if self.evictions == evictions:
                     place(found)
@@ -217,8 +217,8 @@ class VersionedTable:
     def commit(self, writes: dict[Key, Row | None], position: Position, commit: int, keep_older: bool) -> None:
         """Append ``writes`` as versions at ``position``.
 
-        ``keep_older``: some unfinished execution may still read what was there before; otherwise it is dropped at
-        once, which is the whole of garbage collection for a serial run.
+        ``keep_older``: some unfinished execution may still read what was there before; otherwise it is dropped at once,
+        which is all the garbage collection a serial run needs.
         """
         if keep_older or self.chains or self.merge is not None or not self.complete:
             self._commit_slowly(writes, position, commit, keep_older)
@@ -250,7 +250,7 @@ class VersionedTable:
                     index.replace(old, row, key)
 
     def _commit_slowly(self, writes: dict[Key, Row | None], position: Position, commit: int, keep_older: bool) -> None:
-        """``commit`` where somebody reads older versions or may have done so, a merge is under way, or rows are not in memory."""
+        """``commit`` where older versions may be or were read, a merge is under way, or rows are not in memory."""
         if not writes:
             return
         if self.merge is not None:
@@ -262,7 +262,7 @@ class VersionedTable:
         self.newest_commit = commit
 
     def _commit_many(self, writes: dict[Key, Row | None]) -> dict[Key, Row | None]:
-        """Commit what replaces rows that are there; returns the rest. One pass: with many rows it is reaching them that costs."""
+        """Commit what replaces existing rows; returns the rest. One pass: reaching many rows is what costs."""
         rows, dirty, indexes = self.rows, self.dirty, self.indexes
         gone: list[Row] = []
         gone_keys: list[Key] = []
@@ -287,8 +287,8 @@ class VersionedTable:
         return rest
 
     def _commit_each(self, writes: dict[Key, Row | None], position: Position, commit: int) -> None:
-        """``commit`` over chains that nobody reads any more, or where rows of the base come in meanwhile on other threads."""
-        self.fetch(writes)  # not under the lock: who loads the whole table holds another one, and then wants this
+        """``commit`` over chains that are no longer read, or while other threads load rows of the base."""
+        self.fetch(writes)  # not under the lock: loading the whole table takes another lock first and then this one
         with self._placing:
             for key, written in writes.items():
                 row = None if written is None else written[:]
@@ -305,7 +305,7 @@ class VersionedTable:
                 self.straight = position
 
     def _keep_older(self, writes: dict[Key, Row | None], position: Position, commit: int) -> None:
-        """``commit`` where somebody may still read what was there before."""
+        """``commit`` where some execution may still read what was there before."""
         self.fetch(writes)
         with self._placing:
             if self.straight != NEVER:
@@ -337,11 +337,11 @@ class VersionedTable:
         open_commits: Sequence[int] = (),
         keys: Iterable[Key] | None = None,
     ) -> None:
-        """Drop versions nobody may read, of these keys or of all: keep the newest, and the newest below each of
+        """Drop versions that no reader needs, of these keys or of all: keep the newest, and the newest below each of
         ``open_positions``.
 
         ``open_positions`` (ascending): positions of the unfinished executions with an intent on this table.
-        ``open_commits``: commit numbers that readers of the committed state hold on to.
+        ``open_commits``: commit numbers that readers of the committed state hold.
         """
         with self._placing:
             self._trim(open_positions, open_commits, self.chains if keys is None else self.chains.keys() & keys)
@@ -372,8 +372,8 @@ class VersionedTable:
                     index.drop(row, key)
 
     def begin_merge(self) -> TableMerge:
-        """Everything committed so far is to be merged. When what the merge has taken is in the base, come :meth:`merged` and
-        :meth:`forget`; otherwise :meth:`merge_failed`. Commits may go on all the while.
+        """Everything committed so far is to be merged. Once the base has what the merge took, call :meth:`merged` and
+        :meth:`forget`; otherwise :meth:`merge_failed`. Commits may continue all the while.
         """
         assert self.merge is None, "one merge at a time"
         with self._placing:
@@ -382,7 +382,7 @@ class VersionedTable:
             return self.merge
 
     def merged(self, left_out: Iterable[Key] = ()) -> None:
-        """The changes taken are in the base now, but for these keys, for which it has no row."""
+        """The changes taken are in the base now, except these keys, for which it has no row."""
         assert self.merge is not None
         with self._placing:
             self.dirty.update(dict.fromkeys(left_out, False))
@@ -391,16 +391,16 @@ class VersionedTable:
             self.merges += 1
 
     def merge_failed(self) -> None:
-        """The changes taken did not reach the base, or nobody knows whether they did: they are dirty again, and the base may
-        have a row for each.
+        """The changes taken did not reach the base, or it is unknown whether they did: they are dirty again, and the
+        base may have a row for each.
         """
         with self._placing:
-            if self.merge is not None:  # else it had ended, and what came after that failed
+            if self.merge is not None:  # otherwise it had ended, and a later step failed
                 self.dirty.update(dict.fromkeys(self.merge.changed, True))
                 self.merge = None
 
     def forget(self, size: int) -> bool:
-        """Drop up to ``size`` rows that the merge found deleted and nobody has written since; False when there are no more."""
+        """Drop up to ``size`` rows that the merge found deleted and not written since; False when none are left."""
         gone = self.gone
         for _ in range(min(size, len(gone))):
             key = gone.pop()
@@ -468,7 +468,7 @@ class VersionedTable:
     ) -> None:
         """Raise CorruptionError if an invariant is broken: see :mod:`tidegate.storage.invariants`.
 
-        The readers are those of :meth:`trim`. ``trimmed``: that was called for them just now, and for all keys.
+        The readers are those of :meth:`trim`. ``trimmed``: ``trim`` was just called for these readers and all keys.
         """
         with self._placing:
             check_readers(self, open_positions, open_commits)

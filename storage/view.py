@@ -1,6 +1,6 @@
 """What one execution may see and change: the tables at its position, under its own uncommitted writes.
 
-A :class:`View` is where row access lives. Every read goes write set → versions → base; every write goes to the write
+A :class:`View` implements row access. Every read goes write set → versions → base; every write goes to the write
 set, after types, NOT NULL, PRIMARY KEY, UNIQUE and CHECK have been satisfied, so a refused row changes nothing.
 Dropping the view is a rollback.
 """
@@ -70,7 +70,7 @@ class View:
 
     @property
     def procedure(self) -> str:
-        """Who it is that reads or writes, for error messages."""
+        """The procedure that reads or writes, for error messages."""
         return self._procedure
 
     # ---- reading
@@ -87,9 +87,9 @@ class View:
                 if reader.place is None or (row is not None and row[reader.place] == self.partitions[table][0]):
                     return row
                 return reader.get(self, key)  # it was deleted, or another member of a nested transaction wrote it
-            newest = reader.newest  # the interpreter would look for a method, were it called as reader.newest(…)
+            newest = reader.newest  # called as reader.newest(…), the interpreter would look for a method
             row = newest(key)
-        except (KeyError, TypeError):  # an undeclared table; a key that can't be one
+        except (KeyError, TypeError):  # an undeclared table, or an unhashable key
             return (self.access.get(table) or self.undeclared(table)).get(self, key)
         if row is None:
             return reader.absent(self, key)
@@ -110,7 +110,7 @@ class View:
         return list(map(reader.named, self._where(reader, equals)))
 
     def count(self, table: str, /, **equals: Any) -> int:
-        """How many rows ``scan(table, **equals)`` gives. With an index on these columns it does not look at them."""
+        """How many rows ``scan(table, **equals)`` gives. With an index on these columns it does not read the rows."""
         reader = self.access.get(table) or self.undeclared(table)
         alone = len(equals) == 1
         names: Any
@@ -166,11 +166,11 @@ class View:
         return {*committed, *written} if written else committed
 
     def forget_written_index(self) -> None:
-        """The write set changed other than by writing more."""
+        """The write set changed in another way than by adding writes."""
         self._indexed = NOTHING
 
     def _written_index(self, table: str, index: SecondaryIndex) -> dict[Any, list[Key]]:
-        """Own writes by indexed value, kept up as new keys are written; a key written again starts it afresh."""
+        """Own writes by indexed value, extended as new keys are written; rebuilt when a key is written again."""
         written = self.writes.get(table)
         if not written:
             return {}
@@ -187,23 +187,23 @@ class View:
         found = self.relations.get(name)
         if found is None:
             raise AccessError(
-                f"procedure {self.procedure} reads {name} in SQL, which is none of its inputs, outputs or windows; a stream "
-                f"is seen by its producer and its consumers only",
+                f"procedure {self.procedure} reads {name} in SQL, which is not one of its inputs, outputs or windows; "
+                "a stream is seen by its producer and its consumers only",
                 procedure=self.procedure,
                 relation=name,
             )
         return found
 
-    # ---- what SQL's functions of these names return; a transaction says
+    # ---- what SQL's functions of these names return, given by the transaction
 
     @property
     def now(self) -> dt.datetime:
-        """The moment, naive UTC."""
+        """The current time, naive UTC."""
         raise self._no_transaction("now()")
 
     @property
     def random(self) -> Any:
-        """The dice: something with ``random()``."""
+        """The random generator: an object with ``random()``."""
         raise self._no_transaction("random()")
 
     def uuid(self) -> UUID:
@@ -212,7 +212,8 @@ class View:
 
     def _no_transaction(self, function: str) -> StatementError:
         return StatementError(
-            f"{function} takes its value from a transaction, and a query outside of one has none; pass the value as a parameter"
+            f"{function} takes its value from the transaction, and this query runs outside of one; pass the value as "
+            "a parameter"
         )
 
     # ---- writing
@@ -265,16 +266,16 @@ class View:
     def update(self, table: str, key: Key, /, **changes: Any) -> Any:
         """Change columns of the row with this primary key; returns the new row, or None when there is no such row."""
         writes = self.writes
-        try:  # what get() does, without naming a row that nobody sees
+        try:  # what get() does, without making a named row that is not returned
             reader = self.access[table]
-            change = reader.changes[tuple(changes)]  # there are none if the table may not be written just like that
+            change = reader.changes[tuple(changes)]  # there are none if writes to the table need more checks
             newest = reader.newest
             if table in writes:
                 written = writes[table]
                 old = written[key] if key in written else newest(key)
             else:
                 written, old = None, newest(key)
-        except (KeyError, TypeError):  # not written so before; an undeclared table; a key that can't be one
+        except (KeyError, TypeError):  # columns not changed together before, an undeclared table, or an unhashable key
             return self._update_slowly(table, key, changes)
         if old is None or reader.table.straight >= self.position:
             return self._update_slowly(table, key, changes)
@@ -291,7 +292,7 @@ class View:
         return new
 
     def _update_slowly(self, table: str, key: Key, changes: dict[str, Any]) -> Any:
-        """``update`` where the row has to be looked for, or constraints have to agree."""
+        """``update`` where the row has to be looked up, or constraints have to be checked."""
         reader = self.writable(table)
         old = self.get(table, key)
         if old is None:
@@ -333,14 +334,14 @@ class View:
 
             txn.update_each("beds", [visit.bed for visit in ended], free=lambda bed: bed.free + 1)
 
-        A key that comes twice is changed twice; one without a row is passed over. When a row is refused, none is changed. A
+        A key that comes twice is changed twice; one without a row is skipped. When a row is refused, none is changed. A
         function may read all tables of the procedure, and write to the others.
         Much cheaper than ``get`` and ``update`` for each.
         """
         return update_each(self, self.writable(table), keys, changes)
 
     def put_checked(self, reader: Reader, key: Key, new: Row, old: Row | None) -> None:
-        """Write ``new`` over ``old`` after the table's constraints agree."""
+        """Write ``new`` over ``old`` once the table's constraints are satisfied."""
         reader.table.schema.check_required(new)
         for constraint in reader.constraints:
             constraint(self, reader, key, new, old)
@@ -356,7 +357,7 @@ class View:
             written[key] = row
 
     def put_all(self, table: str, rows: dict[Key, Row | None]) -> None:
-        """``put`` for many rows; they are the view's from now on."""
+        """``put`` for many rows; the view owns them from now on."""
         written = self.writes.get(table)
         if written is None:
             if rows:
@@ -383,5 +384,5 @@ class View:
         raise undeclared(self.procedure, table, self.database.tables)
 
     def _outside(self, reader: Reader, row: Row) -> AccessError:
-        """The error of a row that is not in the partition this execution works on."""
+        """The error for a row outside the partition this execution works on."""
         return outside(self.procedure, reader.table.schema, reader.partition(self), reader.key_of(row))

@@ -1,4 +1,4 @@
-"""The errors of access that a declaration does not allow, and of writes that a key or UNIQUE refuses."""
+"""The errors for access that a declaration does not allow, and for writes that a key or UNIQUE refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a merge writes to the base: changes as Arrow, without the rows that DuckDB does not take."""
+"""What a merge writes to the base: changes as Arrow, without the rows that DuckDB refuses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Delta(NamedTuple):
 
 
 class Writing:
-    """What one merge writes: the changes of every table as Arrow, without the rows that DuckDB does not take."""
+    """What one merge writes: the changes of every table as Arrow, without the rows that DuckDB refuses."""
 
     def __init__(self, base: Base, changes: Mapping[TableSchema, Iterable[Changes]], at: str | None) -> None:
         self._base = base
@@ -60,24 +60,24 @@ class Writing:
         return made
 
     def _taken_now(self, schema: TableSchema, again: list[SetAside]) -> list[Row]:
-        """Rows that were refused before and are not any more."""
+        """Rows that were refused before and are accepted now."""
         tried, others = in_turn(again, self._base.merges)
         self.aside.rows.update({(entry.table, entry.key): entry for entry in others})
         return self._without(schema, [entry.row for entry in tried], lambda rows: self._base.attempt(schema, rows))
 
     def leave_out(self, schema: TableSchema, error: Exception) -> None:
-        """DuckDB refused the rows of this table: leave out those that it refuses by themselves."""
+        """DuckDB refused the rows of this table: leave out those that it refuses individually."""
         rows = self._rows[schema]
         kept = self._without(schema, rows, lambda some: self._base.attempt(schema, some))
         if len(kept) == len(rows):
-            raise error  # it is none of them
+            raise error  # none of the rows is the cause
         self._rows[schema] = kept
         self.deltas[schema] = self.deltas[schema]._replace(inserted=arrow_table(schema, kept) if kept else None)
 
     def _without(
         self, schema: TableSchema, rows: list[Row], attempt: Callable[[Sequence[Row]], Exception | None]
     ) -> list[Row]:
-        """These rows, less those that ``attempt`` refuses, which are set aside."""
+        """These rows without those that ``attempt`` refuses, which are set aside."""
         found = refused(rows, attempt)
         for row, error in found:
             entry = self._entry(schema, row, error)
@@ -99,7 +99,7 @@ class Writing:
 
 
 def arrow_error(make: Callable[..., pa.Table], schema: TableSchema, items: Sequence[Any]) -> Exception | None:
-    """Why Arrow does not take these; None when it does."""
+    """Why Arrow refuses these; None when it accepts them."""
     try:
         make(schema, items)
     except REFUSALS as error:
@@ -108,7 +108,7 @@ def arrow_error(make: Callable[..., pa.Table], schema: TableSchema, items: Seque
 
 
 def _keys_as_arrow(schema: TableSchema, keys: list[Key]) -> pa.Table:
-    """A key that Arrow can't have is not in the base either."""
+    """A key that Arrow can't represent is not in the base either."""
     try:
         return arrow_keys(schema, keys)
     except REFUSALS:

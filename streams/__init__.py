@@ -1,1 +1,1 @@
-"""Streams: batches and windows. Knows tables' schemas, nothing of transactions."""
+"""Streams: batches and windows. Depends on tables' schemas, not on transactions."""

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 class Batch(msgspec.Struct, eq=False, frozen=True):
     """Rows of one stream that are processed as one, under one batch-id (and one key on a keyed stream).
 
-    Iterating gives the rows as named tuples. Immutable to the last value: every consumer sees the same rows, whatever another
-    did with them; ``list(batch.rows)`` is a list of one's own. (A ``Struct`` because its constructor is not Python: there are
-    two batches to a small transaction.)
+    Iterating gives the rows as named tuples. Deeply immutable: every consumer sees the same rows, whatever another did
+    with them; ``list(batch.rows)`` is a private copy. (A ``Struct`` because its constructor is not Python code: a small
+    transaction makes two batches.)
     """
 
     relation: Relation

@@ -26,7 +26,7 @@ class Sequence:
 
 
 class Border:
-    """The door of one border stream: checks rows, splits by key, numbers batches, recognises repeats."""
+    """The entry of one border stream: checks rows, splits by key, numbers batches, recognises repeats."""
 
     def __init__(self, relation: Relation, key: str | None) -> None:
         self.relation = relation
@@ -84,14 +84,14 @@ class Border:
         return {key: tuple(part) for key, part in parts.items()}
 
     def split_into(self, rows: tuple[Row, ...], size: int) -> list[tuple[Any, tuple[Row, ...]]]:
-        """What :meth:`split` makes of ``size`` rows after the other, one after the other."""
+        """What :meth:`split` makes of every ``size`` rows, in order."""
         chunks = list(zip(rows)) if size == 1 else [rows[i : i + size] for i in range(0, len(rows), size)]
         if self._key_place is None:
             return [(None, chunk) for chunk in chunks]
         return [part for chunk in chunks for part in self.split(chunk).items()]
 
     def check_ids(self, parts: Parts, batch_id: int) -> Parts:
-        """The parts not accepted before under this id; raises, with nothing accepted, when one can't be."""
+        """The parts not yet accepted under this id; raises, with nothing accepted, when one can't be."""
         if type(batch_id) is not int or not -(2**63) <= batch_id < 2**63:
             raise BatchError(
                 f"batch-id on {self.name} must be a whole number of 64 bits, got {batch_id!r}",
@@ -125,7 +125,7 @@ class Border:
         return batches
 
     def remembers(self, key: Any, batch_id: int) -> bool:
-        """Was a batch accepted under this id, given by its source? Of each key the newest 10,000 are remembered."""
+        """Was a batch accepted under this id, given by its source? The newest 10,000 ids of each key are remembered."""
         sequence = self.sequences.get(key)
         return sequence is not None and batch_id in sequence.digests
 
@@ -136,7 +136,7 @@ class Border:
         return found
 
     def _seen(self, key: Any, rows: tuple[Row, ...], batch_id: int) -> bool:
-        """Was exactly this batch accepted before? An id that can't be accepted any more raises."""
+        """Was exactly this batch accepted before? Raises for an id that can no longer be accepted."""
         sequence = self.sequences.get(key)
         if sequence is None or sequence.last is None or batch_id > sequence.last:
             return False
@@ -145,8 +145,8 @@ class Border:
         facts = {"stream": self.name, "batch_id": batch_id, "last_id": sequence.last}
         if known is None:
             raise BatchError(
-                f"batch {batch_id} on {where} comes too late: ids ascend and {sequence.last} was accepted already. "
-                f"It was never accepted under an id of its own; push it with a larger id",
+                f"batch {batch_id} on {where} comes too late: ids ascend, and {sequence.last} was already accepted. "
+                "This id was never accepted; push the batch with a larger one",
                 **facts,
             )
         if known != digest(rows):

@@ -1,13 +1,13 @@
 """Fingerprints of everything emitted: small enough for every checkpoint, exact enough to compare a run with another.
 
-The contract fixes which batches each stream carries, and the order of those with one key. Between keys nothing is
-promised about the order in which they commit, so that there are two kinds:
+The contract fixes which batches each stream carries, and the order of those with one key. The order in which different
+keys commit is not specified, so there are two kinds:
 
-* a stream without key commits in batch-id order in every run: a :class:`Chain`, one checksum running over all of it;
+* a stream without key commits in batch-id order in every run: a :class:`Chain`, one running checksum over all of it;
 * a keyed stream commits in any order between keys: :class:`Blocks`, the sum of a checksum for every batch.
 
-Both are told of a batch when it commits, and add up many at a time: where that cuts makes no difference.
-Both keep intermediate results, ever further apart, so that a comparison can say where two runs part.
+Both get each batch when it commits, and process many at a time: where the cuts are makes no difference. Both keep
+intermediate results, ever further apart, so that a comparison can say where two runs diverge.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import msgspec
 from tidegate.streams.batch import Batch
 
 KEPT = 64  # intermediate results for a stream; the more batches, the further apart
-TOGETHER = 64  # batches are worked out this many at a time
+TOGETHER = 64  # batches are processed this many at a time
 
 _encoder = msgspec.msgpack.Encoder()
 _pack, _pack_into = _encoder.encode, _encoder.encode_into
@@ -30,7 +30,7 @@ _pack, _pack_into = _encoder.encode, _encoder.encode_into
 class Chain:
     """A stream without key: a checksum of its batches, ids and rows, in the order of their ids.
 
-    On the way of every commit: a batch is packed while it is at hand, which costs less than keeping it for later.
+    On the path of every commit: a batch is packed right away, which costs less than keeping it for later.
     """
 
     __slots__ = ("_due", "_marks", "_packed", "_step", "count", "crc", "last", "restored")
@@ -51,7 +51,7 @@ class Chain:
             self.settle()
 
     def settle(self) -> None:
-        """Work out what was added; a mark is due at every multiple of the step."""
+        """Process what was added; a mark is due at every multiple of the step."""
         self.crc = crc32(self._packed, self.crc)
         self._packed.clear()
         if self.count and self.count % self._step == 0 and (not self._marks or self._marks[-1][0] < self.count):
@@ -97,7 +97,7 @@ class Chain:
 class Blocks:
     """A keyed stream: sums of a checksum for every batch, over ranges of positions.
 
-    The checksums are squared: they are linear, and the rows of two batches, exchanged, could leave a plain sum as it was.
+    The checksums are squared: they are linear, so swapping rows between two batches could leave a plain sum unchanged.
     """
 
     __slots__ = ("_blocks", "_shift", "_waiting", "count", "restored")
@@ -117,7 +117,7 @@ class Blocks:
             self.settle()
 
     def settle(self) -> None:
-        """Work out what was added."""
+        """Process what was added."""
         waiting, self._waiting = self._waiting, []
         self.count += len(waiting)
         for position, batch in waiting:
@@ -175,7 +175,7 @@ class Blocks:
 
 
 class Emitted:
-    """Everything emitted on interior streams; ``since``: the sequence number from which on it is counted."""
+    """Everything emitted on interior streams; ``since``: the sequence number from which it is counted."""
 
     def __init__(self, keyed: Mapping[str, bool]) -> None:
         self.streams: dict[str, Chain | Blocks] = {name: Blocks() if key else Chain() for name, key in keyed.items()}
@@ -185,7 +185,7 @@ class Emitted:
         return {"since": self.since, "streams": {name: marks.save() for name, marks in self.streams.items()}}
 
     def restore(self, saved: Mapping[str, Any] | None, sequence: int) -> None:
-        """What was saved at ``sequence``; None: by a release that did not keep it."""
+        """What was saved at ``sequence``; None: saved by a release that did not keep it."""
         if saved is None:
             self.since = sequence
             return

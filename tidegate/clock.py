@@ -25,7 +25,7 @@ class SystemClock:
     """The machine's clock."""
 
     def now(self) -> dt.datetime:
-        """Every push asks: subtracting and adding takes a quarter of the time that ``replace(tzinfo=None)`` does."""
+        """Called for every push: subtracting and adding takes a quarter of the time of ``replace(tzinfo=None)``."""
         return EPOCH + (dt.datetime.now(dt.UTC) - _EPOCH_UTC)
 
     monotonic = staticmethod(time.monotonic)

@@ -1,4 +1,4 @@
-"""Settings of one engine: few, frozen, passed in."""
+"""Settings of one engine."""
 
 from __future__ import annotations
 
@@ -21,17 +21,19 @@ class Config:
     directory do it in the background, and also every ``merge_every_s`` seconds.
     ``cached_rows``: rows of one table kept in memory; a table that fits is held whole.
 
-    ``backend``: where windows are evaluated that do not say so: ``"local"``, ``"spark"`` or ``"auto"`` (whichever is measured
-    to be faster). ``spark``: a SparkSession, a master URL, or None for one embedded in this process, started when needed.
-    ``look_ahead``: windows of at most so many waiting batches are evaluated together (``"local"`` never looks ahead).
+    ``backend``: where windows that name no backend are evaluated: ``"local"``, ``"spark"`` or ``"auto"`` (whichever is
+    measured to be faster). ``spark``: a SparkSession, a master URL, or None for one embedded in this process, started
+    when needed.
+    ``look_ahead``: windows of at most this many waiting batches are evaluated together (``"local"`` never looks ahead).
 
     For an engine with a directory: ``sync`` is when the log goes to disk: ``"group"`` (many records at a time, at most
-    ``max_delay_s`` after the first), ``"always"`` (before every push returns) or ``"off"`` (whenever the system likes: an
-    acknowledgement then means little). ``generation_bytes``: keep a copy of the base after so much log.
+    ``max_delay_s`` after the first), ``"always"`` (before every push returns) or ``"off"`` (whenever the operating
+    system decides: an acknowledgement then means little). ``generation_bytes``: keep a copy of the base after this much
+    log.
 
-    ``tune_process``: while the engine is open, what existed before it is left out of garbage collections (``gc.freeze``),
-    and full ones are rarer; while somebody listens for acknowledgements, threads take turns every millisecond; large tables
-    are put into large pages of memory. False: for a process with rules of its own.
+    ``tune_process``: while the engine is open, what existed before it is left out of garbage collections
+    (``gc.freeze``), and full ones are rarer; while there are listeners for acknowledgements, threads switch every
+    millisecond; large tables are put into large memory pages. False: for a process that manages these itself.
     """
 
     executor: Literal["serial", "threads", "manual"] = "serial"

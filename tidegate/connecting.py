@@ -1,4 +1,4 @@
-"""Connecting to a server. The client itself, and what it needs, is imported when it is asked for."""
+"""Connecting to a server. The client and its dependencies are imported on demand."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def connect(url: str, token: str | None = None, *, retry_s: float = 30.0, verify: Any = True) -> Client:
     """Talk to the server at ``url`` as to an embedded engine.
 
-    ``retry_s``: how long to go on trying when the server can't be reached, for requests that are safe to repeat: pushes
+    ``retry_s``: how long to keep trying when the server can't be reached, for requests that are safe to repeat: pushes
     with a batch-id, queries, acknowledgements. ``verify``: as in httpx; the path of a CA file for TLS, for example.
     """
     _check_installed()

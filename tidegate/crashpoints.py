@@ -1,7 +1,7 @@
 """Named moments at which a crash is interesting. In production they do nothing.
 
 ``tidegate crash-test`` runs a workload in a child process that kills itself at one of them; every name below is hit by
-a test. Listed in the order in which a batch meets them.
+a test. Listed in the order in which a batch passes them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CRASH_POINTS = (
     "ingestion-before-committed",
 )
 
-listened_to = False  # for whoever passes so often that even a call counts
+listened_to = False  # for code that passes so often that even a call matters
 _on_reach: Callable[[str], None] | None = None
 
 

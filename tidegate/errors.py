@@ -5,7 +5,7 @@
     ├── StatementError        SQL that does not parse, bind or evaluate
     ├── DataError             a value does not fit its column
     │   └── ConstraintError   PRIMARY KEY, NOT NULL, UNIQUE or CHECK refused a row
-    ├── AccessError           a procedure touched what it did not declare
+    ├── AccessError           a procedure touched something it did not declare
     ├── BatchError            a border batch that can't be accepted: its id is out of order or taken
     │   └── NotAsked          ... because it answers a question that is not open
     ├── Aborted               the transaction was undone on purpose (txn.abort, or a row that was refused)
@@ -14,8 +14,8 @@
     ├── StillWaiting          nothing can run now; names what the work waits for
     ├── Overloaded            the queues are full
     ├── EngineClosed          the engine was closed
-    ├── SinkError             a sink did not take a batch; it is kept and sent again
-    │   └── SinkRefused       ... because the target does not want it, not because it is away
+    ├── SinkError             a sink did not accept a batch; it is kept and sent again
+    │   └── SinkRefused       ... because the target rejected it, not because it is unreachable
     ├── SourceError           a source can't be read, or what it holds does not fit its stream
     ├── QueryRefused          SQL from outside that is not allowed: it does more than read, or reaches outside
     ├── QueryFailed           SQL from outside that could not be answered: wrong, too slow, too large, cancelled
@@ -28,15 +28,15 @@
     │   ├── BaseDamaged       the DuckDB base can't be read (it is rebuilt from a generation and the log) or written
     │   ├── MergeFailed       a merge into the base failed; it is tried again
     │   └── RecoveryRefused   ... does not fit: another app or directory, another format, changed schema or code
-    ├── SparkUnavailable      Spark can't be had here: no Java, no pyspark, or its session did not start
+    ├── SparkUnavailable      Spark is not available here: no Java, no pyspark, or its session did not start
     ├── ServerError           a server refused a request, or could not be reached
-    │   ├── NotAllowed        ... for want of a token, of a role, or of an allowed origin
+    │   ├── NotAllowed        ... because a token, a role or an allowed origin is missing
     │   ├── CursorGone        ... because it no longer holds what came after the cursor
     │   └── TakenOver         ... because another connection serves the same subscription now
     └── CorruptionError       an internal invariant broke; never ignored
 
-Every message says what happened, what was given, the likely cause and the next step; the same facts are
-attributes, so that programs need not parse the text. Whatever text of others it quotes, it can be stored (:func:`text_of`).
+Every message says what happened, what was given, the likely cause and the next step; the same facts are attributes, so
+that programs need not parse the text. Any foreign text that it quotes is made storable (:func:`text_of`).
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ from typing import Any
 
 
 def text_of(value: object, told: Callable[[Any], str] = str) -> str:
-    """Text of others (what they raised, a reason they gave) as text that can be written down.
+    """Foreign text (an exception, a reason that was given) as text that can be stored.
 
-    Half of a surrogate pair is no Unicode, so nothing could store it; an object may even have no text at all.
+    Half of a surrogate pair is not valid Unicode, so it can't be stored; an object may even have no text at all.
 
     >>> text_of(ValueError("te\\ud800"))
     'te\\\\ud800'
@@ -101,7 +101,7 @@ class ConstraintError(DataError):
 
 
 class AccessError(TidegateError):
-    """A procedure touched what it did not declare. Facts: ``procedure``, ``relation``."""
+    """A procedure touched something it did not declare. Facts: ``procedure``, ``relation``."""
 
 
 class BatchError(TidegateError):
@@ -168,7 +168,7 @@ class WrongProcess(TidegateError):
 
 
 class SinkError(TidegateError):
-    """A sink did not take a batch, which is kept and sent again. Facts: ``sink``, and ``stream`` where it applies."""
+    """A sink did not accept a batch, which is kept and sent again. Facts: ``sink``, and ``stream`` where it applies."""
 
 
 class SourceError(TidegateError):
@@ -178,19 +178,19 @@ class SourceError(TidegateError):
 
 
 class SparkUnavailable(TidegateError):
-    """Spark can't be had here. Facts: ``tried`` (places looked for Java), ``exit_code`` (of its JVM) or ``master``, where they
-    apply."""
+    """Spark is not available here. Facts: ``tried`` (where Java was looked for), ``exit_code`` (of its JVM) or
+    ``master``, where they apply."""
 
 
 class SinkRefused(SinkError):
-    """The target is there and does not want this batch: sending it again changes nothing before the target does.
+    """The target is reachable and rejects this batch: sending it again is pointless until the target changes.
 
-    ``deliver(…, tries=N)`` puts such a batch aside after N times. A sink of your own raises it where it knows.
+    ``deliver(…, tries=N)`` moves such a batch to the dead letters after N times. Your own sink raises it when it knows.
     """
 
 
 class LogError(TidegateError):
-    """The log on disk is in the way."""
+    """A problem with the log on disk."""
 
 
 class DiskFull(LogError):
@@ -198,7 +198,7 @@ class DiskFull(LogError):
 
 
 class LogFailed(LogError):
-    """The log could not be written or synced, or what it says was done by half; the engine has stopped."""
+    """The log could not be written or synced, or a logged step was interrupted halfway; the engine has stopped."""
 
 
 class LogDamaged(LogError):

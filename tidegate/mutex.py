@@ -2,12 +2,12 @@
 
     ENTRY ─▶ MERGING ─▶ TURN ─▶ GATE ─▶ ENGINE ─▶ LOADING ─▶ PLACING ─▶ SYNCING ─▶ BUFFER ─▶ LEAF
 
-A thread that holds a lock may wait only for locks further to the right, so no two threads can wait for one another. Trying a
-lock without waiting is always allowed, and so is taking again what the thread holds. Procedures run with nothing beyond TURN
-held: whatever they do can take every lock it needs.
+A thread that holds a lock may wait only for locks further to the right, so no two threads can wait for each other.
+Trying a lock without waiting is always allowed, and so is taking a lock again that the thread holds. Procedures run
+with no lock beyond TURN held: whatever they do can take every lock it needs.
 
 In production these are the plain locks of ``threading``. After :func:`watch`, which tests, the simulation and the crash test
-call, a lock taken out of order raises :class:`OutOfOrder`, whether or not another thread happens to be in the way.
+call, a lock taken out of order raises :class:`OutOfOrder`, whether or not another thread holds it.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ class Rank(IntEnum):
     ENTRY = 1  # a batcher's rows, a subscription's reader: around calls of the engine
     MERGING = 2  # one merge or backup at a time
     TURN = 3  # a serial engine's executions, from entering to their end
-    GATE = 4  # what the base holds and what lies above it change together
+    GATE = 4  # the base and the changes above it are switched together
     ENGINE = 5  # scheduler, commits, acknowledgements
     LOADING = 6  # one thread reads a whole table
-    PLACING = 7  # rows of a table come and go
+    PLACING = 7  # rows of a table are loaded and evicted
     SYNCING = 8  # one thread writes the log
-    BUFFER = 9  # records on their way to the log
+    BUFFER = 9  # records waiting for the log
     LEAF = 10  # nothing is taken inside
 
 
 class OutOfOrder(AssertionError):
-    """A lock was taken out of order: with another thread in the way this could hang for ever."""
+    """A lock was taken out of order: with another thread involved this could hang forever."""
 
 
 watched = False
-violations: list[str] = []  # of all threads: one in the background may have nobody to raise to
+violations: list[str] = []  # of all threads: a background thread may have no caller to raise to
 _held = threading.local()
 
 
 def watch() -> None:
-    """From now on, locks that are made check the order in which they are taken. For tests."""
+    """From now on, new locks check the order in which they are taken. For tests."""
     global watched
     watched = True
 
@@ -63,7 +63,7 @@ def reentrant(rank: Rank) -> Any:
 
 
 def outside_locks(function: Callable[P, R], rank: Rank) -> Callable[P, R]:
-    """``function``, which runs other people's code: while watched, it is refused to threads that hold more than ``rank``."""
+    """``function``, which runs user code: while watched, threads that hold more than ``rank`` may not call it."""
     if not watched:
         return function
 
@@ -78,7 +78,7 @@ def outside_locks(function: Callable[P, R], rank: Rank) -> Callable[P, R]:
 
 
 class _Watched:
-    """A lock that knows its rank. Everything a ``threading.Condition`` asks of a lock is here."""
+    """A lock that knows its rank. It has everything a ``threading.Condition`` needs of a lock."""
 
     def __init__(self, rank: Rank, lock: Any, reentrant: bool) -> None:
         self.rank = rank
@@ -117,7 +117,7 @@ class _Watched:
         return self in _stack()
 
     def _release_save(self) -> int:
-        """Let go of it however often it was taken: a condition waits."""
+        """Release it however often it was taken: a condition waits."""
         count = _stack().count(self)
         for _ in range(count):
             self.release()

@@ -1,13 +1,13 @@
-"""What an open engine changes in its Python process, so that pauses stay short; put back when the last one closes.
+"""What an open engine changes in its Python process, so that pauses stay short; restored when the last one closes.
 
-Now and then the cyclic garbage collector walks through everything there is, which for the libraries alone takes tens of
+From time to time the cyclic garbage collector walks through all objects, which for the libraries alone takes tens of
 milliseconds: longer than anything the engine does. What exists when an engine opens is set aside (``gc.freeze``), and a
-walk then sees only what came since. That still includes the dictionaries of the tables, entry by entry, so such walks are
-made ``RARER`` times less often. The short ones, which find nearly all garbage there is, stay as frequent as they were.
+walk then sees only newer objects. That still includes the dictionaries of the tables, entry by entry, so such walks are
+made ``RARER`` times less often. The short ones, which find nearly all garbage, stay as frequent as before.
 
-While somebody listens for acknowledgements, threads take turns every millisecond instead of every five: the thread of the log
-has to come to its turn between pushes that follow one another without a pause, to hear that a group is on disk. Handing over
-costs some of the throughput, so it is not done when nobody listens.
+While there are listeners for acknowledgements, threads switch every millisecond instead of every five: between pushes
+that follow each other without a pause, the log thread needs a turn to report that a group is on disk. Switching costs
+some throughput, so it is not done without listeners.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ QUICK_S = 0.001
 
 _lock = threading.Lock()
 _open = 0  # engines that have asked for it
-_thresholds: tuple[tuple[int, int, int], tuple[int, int, int]] | None = None  # of the collector: before, and since
-_seen = (0, 0)  # full and short collections when a full one was last known of
+_thresholds: tuple[tuple[int, int, int], tuple[int, int, int]] | None = None  # of the collector: before, and now
+_seen = (0, 0)  # counts of full and short collections at the last known full one
 
-atexit.register(gc.unfreeze)  # an engine may still be open then: what it holds is to be taken apart in order
+atexit.register(gc.unfreeze)  # an engine may still be open then: what it holds must be destroyed in order
 
 
 def tune() -> Callable[[], None]:
-    """An engine opens. Returns what to call when it is closed; more than once does no harm."""
+    """An engine opens. Returns what to call when it is closed; calling it twice is harmless."""
     global _open, _thresholds
     with _lock:
         before = gc.get_threshold() if _thresholds is None else _thresholds[0]
@@ -54,8 +54,8 @@ def tune() -> Callable[[], None]:
 
 
 def _make_up_for(thresholds: tuple[int, int, int]) -> None:
-    """Where a full collection would have come without us, have it now: freezing begins the collector's counts afresh, so in a
-    process that opens one engine after the other it would never come, and what is left of closed engines would stay.
+    """Run a full collection now where one would have been due without us: freezing resets the collector's counts, so in
+    a process that opens one engine after another it would never run, and the remains of closed engines would stay.
     """
     global _seen
     short, _, full = (generation["collections"] for generation in gc.get_stats())
@@ -75,21 +75,21 @@ def _restore() -> None:
             assert _thresholds is not None
             before, since = _thresholds
             _thresholds = None
-            if gc.get_threshold() == since:  # else somebody else has set them
+            if gc.get_threshold() == since:  # otherwise other code has set them
                 gc.set_threshold(*before)
 
 
 class Listened(Protocol):
-    """Knows whether somebody has asked to hear of a ticket since it was last looked at."""
+    """Knows whether a listener for a ticket was added since the last check."""
 
     listened: bool
 
 
 class Turns:
-    """How often threads take turns, for one engine with a log: ``step`` is called after every group."""
+    """The switch interval of threads, for one engine with a log: ``step`` is called after every group."""
 
     _lock = threading.Lock()
-    _quick = 0  # how many want it
+    _quick = 0  # engines that want it
     _before = 0.0
 
     def __init__(self, teller: Listened) -> None:
@@ -115,6 +115,6 @@ class Turns:
                 Turns._before = interval
                 sys.setswitchinterval(QUICK_S)
             elif not wanted and not Turns._quick:
-                if Turns._before and math.isclose(interval, QUICK_S):  # else somebody else has set it
+                if Turns._before and math.isclose(interval, QUICK_S):  # otherwise other code has set it
                     sys.setswitchinterval(Turns._before)
                 Turns._before = 0.0

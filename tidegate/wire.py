@@ -1,4 +1,4 @@
-"""Rows as JSON: how values without a JSON form of their own travel between a server and its clients.
+"""Rows as JSON: how values that JSON has no form for are sent between a server and its clients.
 
 =====================  ==========================================  =======================================
 SQL                    sent as                                     also accepted
@@ -16,8 +16,8 @@ T[]                    a list
 
 What can't be read is left as it is: the border then refuses it, naming stream, column and value.
 
-Browsers, and many others who read JSON, take every number for a double, and round those that no double can hold. A key that
-was rounded is somebody else's key. So no server sends them such a number.
+Browsers, and many other JSON readers, read every number as a double, and round those that no double can hold. A rounded
+key is a different key. So a server never sends such a number.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from tidegate.storage.schema import Column, Relation, Row
 from tidegate.storage.types import ColumnType, column_type
 from tidegate.streams.batch import Batch
 
-EXACT = 2**53 - 1  # integers up to here are the same number to everyone who reads JSON
+EXACT = 2**53 - 1  # integers up to this size are the same number to every JSON reader
 _SPECIAL = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]{0,19})", re.ASCII)
 _DIGITS = bytes(ord("0") if chr(byte).isdigit() and byte < 128 else byte for byte in range(256))
@@ -48,7 +48,7 @@ _LEAVES = {str, float, bool, type(None)}
 
 
 class RowWire:
-    """Rows of one relation as JSON values, and back. ``spelt``: text is taken for an integer, too."""
+    """Rows of one relation as JSON values, and back. ``spelt``: text is accepted as an integer, too."""
 
     def __init__(self, relation: Relation, spelt: bool = True) -> None:
         self.relation = relation
@@ -61,12 +61,12 @@ class RowWire:
         whole = [(i, c.name) for i, c in enumerate(relation.columns) if c.type.family == "integer" and spelt]
         self._only_integers = len(whole) == len(self._readers)
         if whole:
-            self._by_place = itemgetter(*(i for i, _ in whole), whole[0][0])  # one more: with one it gives no tuple
+            self._by_place = itemgetter(*(i for i, _ in whole), whole[0][0])  # one more: with one it returns no tuple
             self._by_name = itemgetter(*(name for _, name in whole), whole[0][1])
         self._floats = any(_innermost(c.type).family == "float" for c in relation.columns)
 
     def read(self, rows: Iterable[Any]) -> list[Any]:
-        """Rows as they came out of JSON, with values of the right Python types, ready for the border."""
+        """Rows as decoded from JSON, with values of the right Python types, ready for the border."""
         if not self._readers:
             return list(rows)
         if self._only_integers:
@@ -74,7 +74,7 @@ class RowWire:
         return [self._read_row(row) for row in rows]
 
     def _as_numbers(self, row: Any) -> bool:
-        """Is no integer of this row text? The usual case, so it costs next to nothing."""
+        """Are all integers of this row numbers? This is the usual case, so the check is cheap."""
         try:
             return str not in map(type, self._by_name(row) if type(row) is dict else self._by_place(row))
         except (LookupError, TypeError):
@@ -119,18 +119,18 @@ def speak(value: Any) -> bytes:
     b'{"batch_id":7,"key":"9007199254740993"}'
     """
     data = encode(value)
-    if _LONG not in data.translate(_DIGITS):  # nearly always: no number is that long
+    if _LONG not in data.translate(_DIGITS):  # nearly always: no number is that large
         return data
     return msgspec.json.encode(_spelt(msgspec.to_builtins(value, enc_hook=_other, str_keys=True), str))
 
 
 def tagged(value: Any) -> Any:
-    """A value as :func:`tidegate.storage.codec.to_json` writes it, for a reader of any kind: ``{"integer": "9007…"}``."""
+    """A value as :func:`tidegate.storage.codec.to_json` writes it, for any reader: ``{"integer": "9007…"}``."""
     return _spelt(to_json(value), lambda number: {"integer": str(number)})
 
 
 def _spelt(value: Any, spell: Callable[[int], Any]) -> Any:
-    """JSON with ``spell(number)`` in the place of every integer beyond ``EXACT``."""
+    """JSON with ``spell(number)`` in place of every integer beyond ``EXACT``."""
     if type(value) is int:
         return value if -EXACT <= value <= EXACT else spell(value)
     if isinstance(value, (list, tuple)):
@@ -162,7 +162,7 @@ def whole(value: Any) -> Any:
 
 
 def describe_relation(relation: Relation) -> list[dict[str, Any]]:
-    """The columns of a relation, for whoever has to read its rows."""
+    """The columns of a relation, for readers of its rows."""
     return [{"name": c.name, "type": c.type.sql, "nullable": c.nullable} for c in relation.columns]
 
 
@@ -172,12 +172,12 @@ def read_relation(name: str, columns: Iterable[Mapping[str, Any]]) -> Relation:
 
 
 def read_value(kind: ColumnType | None, value: Any) -> Any:
-    """One value of a column of this type, as it came out of JSON."""
+    """One value of a column of this type, as decoded from JSON."""
     return value if kind is None or value is None or _native(kind) else _reader(kind)(value)
 
 
 def batch_facts(wire: RowWire, batch: Batch) -> dict[str, Any]:
-    """A batch as subscribers get it."""
+    """A batch as subscribers receive it."""
     return {"stream": batch.stream, "batch_id": batch.id, "key": batch.key, "rows": wire.write(batch.rows)}
 
 

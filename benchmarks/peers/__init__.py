@@ -1,4 +1,4 @@
-"""The leaderboard as others run it, each checked for the right final result and labelled with what it really guarantees."""
+"""The leaderboard on other systems, each checked for the right result and labelled with what it really guarantees."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PEERS: dict[str, Peer] = {peer.name: peer for room in (embedded, redis, postgres
 
 
 def chosen(names: str) -> list[Peer]:
-    """The contenders of a list such as ``sqlite,redis``; ``all`` for every one."""
+    """The contenders in a list such as ``sqlite,redis``; ``all`` for every one."""
     wanted = list(PEERS) if names.strip() == "all" else [name.strip() for name in names.split(",") if name.strip()]
     for name in wanted:
         if name not in PEERS:

@@ -1,4 +1,4 @@
-"""What a contender is: it runs the leaderboard's votes in its own way, and its end state is compared with the reference."""
+"""A contender: it runs the leaderboard's votes in its own way, and its final state is compared with the reference."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Missing(Exception):
 
 @dataclass(frozen=True)
 class Guarantees:
-    """What it really gives as it is set up here."""
+    """What it really guarantees as configured here."""
 
     atomic: str
     order: str
@@ -33,7 +33,7 @@ class Guarantees:
 
 @dataclass(frozen=True)
 class Finished:
-    """How long the votes took, and what was there after them."""
+    """How long the votes took, and the final state."""
 
     seconds: float
     state: State
@@ -41,7 +41,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class Peer:
-    """One contender. ``most``: votes it gets at most, because it would take too long with all of them."""
+    """One contender. ``most``: the most votes it gets, because all of them would take too long."""
 
     name: str
     guarantees: Guarantees
@@ -61,7 +61,7 @@ def state_of(
     phones: Iterable[Sequence[int]],
     votes: Iterable[int],
 ) -> State:
-    """The end of a contest, in one form for all contenders. Phones whose votes have all gone do not matter."""
+    """The final state of a contest, in one form for all contenders. Phones whose votes are all gone do not matter."""
     return {
         "totals": {int(contestant): int(n) for contestant, n in totals},
         "trending": {int(contestant): int(n) for contestant, n in trending},
@@ -88,7 +88,7 @@ TABLES = (
 
 
 def cast_vote(query: Query, vote: Vote) -> None:
-    """One vote, as an application writes it against a SQL database: the caller makes a transaction of it."""
+    """One vote, as an application writes it against a SQL database: the caller wraps it in a transaction."""
     number, phone, contestant = vote
     if not query("SELECT total FROM contestants WHERE id = ?", contestant):
         return

@@ -48,7 +48,7 @@ CALL = "SELECT cast_vote(%s, %s, %s)"
 
 @contextmanager
 def contest_database() -> Iterator[tuple[Any, str]]:
-    """A server of our own with the tables and the function in it: a connection (autocommit), and the address."""
+    """A private server with the tables and the function in it: a connection (autocommit), and the address."""
     try:
         import psycopg
     except ImportError as error:

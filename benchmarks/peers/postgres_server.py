@@ -1,4 +1,4 @@
-"""A PostgreSQL server of our own: on a socket in a temporary directory, removed after."""
+"""A private PostgreSQL server: on a socket in a temporary directory, removed afterwards."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class PostgresServer:
         self._run("pg_ctl", "-D", self._data, "-l", self.root / "server.log", "-w", "-o", options, "start")
 
     def kill(self) -> None:
-        """Stop as a crash does: no checkpoint, no word to clients. The next start recovers."""
+        """Stop as a crash does: no checkpoint, no message to clients. The next start recovers."""
         self._run("pg_ctl", "-D", self._data, "-m", "immediate", "-w", "stop")
 
     def remove(self) -> None:

@@ -1,6 +1,6 @@
 """Stream processors in front of PostgreSQL: Bytewax, and Spark Structured Streaming.
 
-They order and replay their input; the shared tables are in the database beside them, reached by the PL/pgSQL function.
+They order and replay their input; the shared tables are in the database, accessed through the PL/pgSQL function.
 """
 
 from __future__ import annotations

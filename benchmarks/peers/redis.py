@@ -62,7 +62,7 @@ return valid
 
 @contextmanager
 def server() -> Iterator[Any]:
-    """A Redis server of our own on a socket, with ``appendonly`` and ``appendfsync always``; a client of it."""
+    """A private Redis server on a socket, with ``appendonly`` and ``appendfsync always``; a client of it."""
     try:
         import redis
     except ImportError as error:

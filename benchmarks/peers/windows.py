@@ -1,4 +1,4 @@
-"""The windows benchmark as other systems run it: Polars over all rows at once, Bytewax and Spark as streams."""
+"""The windows benchmark on other systems: Polars over all rows at once, Bytewax and Spark as streams."""
 
 from __future__ import annotations
 

@@ -1,12 +1,13 @@
-"""Backfill: a large history, in files, through a border stream in order, as if it had just come in.
+"""Backfill: feed a large history from files through a border stream, in order, as if it had just arrived.
 
-Spark reads and sorts the files, on as many machines as it has; the rows come here partition by partition and are fed in
-batches, each a transaction. With ``backend="spark"`` the windows of the batches that are read ahead are evaluated there, too.
+Spark reads and sorts the files, on as many machines as it has; the rows arrive here partition by partition and are fed
+in batches, each a transaction. With ``backend="spark"`` the windows of the batches that are read ahead are evaluated on
+Spark, too.
 
-Where the history stands is recorded with every chunk of batches, in one record of the log, so a backfill that was killed goes
-on with the row after the last one that is in. The place is the value of the first order column and how many rows with that
-value are in: on resuming, Spark reads from that value on, and the first so many rows are skipped. The order is total (all
-columns break ties), so they are the same.
+The position in the history is stored with every chunk of batches, in the same log record, so a backfill that was killed
+continues with the row after the last one fed. The position is the value of the first order column and the number of
+rows with that value that were fed: on resuming, Spark reads from that value on and that many rows are skipped. The
+order is total (all columns break ties), so they are the same rows.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 
 MOMENTS = ("timestamp", "timestamp_ntz")
-CHUNK_ROWS = 50_000  # fed at once, as one record in the log, at most
+CHUNK_ROWS = 50_000  # at most, fed at once as one log record
 FORMATS = ("parquet", "csv", "json")
-Progress = Callable[[int, int], None]  # rows that are in, rows in all
+Progress = Callable[[int, int], None]  # rows fed so far, rows in total
 
 
 @dataclass(frozen=True)
 class Backfilled:
-    """What a backfill did. ``resumed_at``: rows that were in before."""
+    """What a backfill did. ``resumed_at``: rows that earlier runs had fed."""
 
     stream: str
     source: str
@@ -52,7 +53,7 @@ class Backfilled:
 
 
 class Place:
-    """How far the feed has come: rows, and the value of the first order column with how many rows of it."""
+    """The position of the feed: rows, and the value of the first order column with the number of rows that have it."""
 
     def __init__(self, history: str, offset: Any) -> None:
         known = offset or {"rows": 0, "key": None, "ties": 0}
@@ -60,7 +61,7 @@ class Place:
         self.rows, self.key, self.ties = int(known["rows"]), known["key"], int(known["ties"])
 
     def advance(self, keys: Iterable[Any]) -> dict[str, Any]:
-        """The offset when rows with these keys are in, too."""
+        """The offset after rows with these keys are fed, too."""
         for value in keys:
             key = None if value is None else _text(value)
             self.ties = self.ties + 1 if key == self.key else 1
@@ -90,7 +91,7 @@ def backfill(
 ) -> Backfilled:
     """Feed the rows of ``files`` to a border stream, ``size`` to a batch, in the order of the columns ``order_by``.
 
-    ``source``: the name under which the engine remembers how far it is (default: ``backfill:`` and the stream).
+    ``source``: the name under which the engine stores the position (default: ``backfill:`` and the stream).
     ``progress(done, total)`` is called after every chunk.
     """
     relation = engine.acceptance.border(stream).relation
@@ -114,7 +115,7 @@ def backfill(
 
 @contextmanager
 def _reading(files: Sequence[str | Path]) -> Iterator[None]:
-    """What Spark can't read is an error of the data, told in one line."""
+    """Reports what Spark can't read as a data error of one line."""
     from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
 
@@ -122,14 +123,14 @@ def _reading(files: Sequence[str | Path]) -> Iterator[None]:
         yield
     except (Py4JJavaError, PySparkException) as error:
         raise DataError(
-            f"Spark can't read the history in {', '.join(map(str, files))}: {reason_of(error)}. Rows that went in before stay "
-            f"in; when the cause is gone the same command goes on behind them, with the same files",
+            f"Spark can't read the history in {', '.join(map(str, files))}: {reason_of(error)}. Rows fed before stay "
+            "in the engine. Once the cause is fixed, the same command with the same files continues after them",
             files=[str(file) for file in files],
         ) from None
 
 
 def _counted(frame: DataFrame, relation: Relation) -> int:
-    """How many rows there are. What no row may lack is looked for now, before the first one goes in."""
+    """How many rows there are. Missing NOT NULL values are found now, before the first row is fed."""
     from pyspark.sql import functions as f
 
     needed = [c.name for c in relation.columns if not c.nullable]
@@ -138,8 +139,8 @@ def _counted(frame: DataFrame, relation: Relation) -> int:
     problems = [f"{name} in {n:,} of {total:,} rows" for name, n in zip(needed, missing, strict=True) if n]
     if problems:
         raise DataError(
-            f"the history has no value for {', '.join(problems)}, and stream {relation.name} has NOT NULL there; no row of this "
-            f"run went in. Take those rows out, give them a value, or declare the column without NOT NULL",
+            f"the history has no value for {', '.join(problems)}, and stream {relation.name} has NOT NULL there; no "
+            "row of this run was fed. Remove those rows, give them a value, or declare the column without NOT NULL",
             relation=relation.name,
             problems=problems,
         )
@@ -158,11 +159,12 @@ def read_history(
     zone = spark.conf.get("spark.sql.session.timeZone")
     if zone not in ("UTC", "Etc/UTC", "GMT", "Z"):
         raise TidegateError(
-            f"the Spark session reads moments in the zone {zone}, the engine in UTC; set spark.sql.session.timeZone to UTC"
+            f"the Spark session reads timestamps in the zone {zone}, the engine in UTC; set "
+            "spark.sql.session.timeZone to UTC"
         )
     kind = format or paths[0].rstrip("/").rpartition(".")[2].lower().replace("ndjson", "json")
     if kind not in FORMATS:
-        given = f"got {format!r}" if format else f"{paths[0]} is none by its name: say --format"
+        given = f"got {format!r}" if format else f"{paths[0]} has none of these endings: give --format"
         raise TidegateError(f"backfill reads {', '.join(FORMATS)}; {given}")
     if kind == "parquet":
         frame = spark.read.parquet(*paths)
@@ -185,9 +187,9 @@ def _csv(reader: DataFrameReader, paths: list[str], relation: Relation) -> DataF
 
 
 def check_asked(files: Sequence[str | Path], relation: Relation, order_by: Sequence[str]) -> list[str]:
-    """What can be said without Spark; returns the paths for it."""
+    """The checks that need no Spark; returns the paths for it."""
     if not files or not order_by:
-        raise TidegateError("a backfill needs files, and the column that their rows are ordered by (--order-by)")
+        raise TidegateError("a backfill needs files, and the column to order their rows by (--order-by)")
     for column in order_by:
         if column not in relation.index_of:
             raise unknown("backfill", f"column of {relation.name} to order by", column, relation.index_of)
@@ -195,7 +197,7 @@ def check_asked(files: Sequence[str | Path], relation: Relation, order_by: Seque
 
 
 def _path(file: str | Path) -> str:
-    """For Spark's process, which may stand in another directory; an address stays as it is."""
+    """For Spark's process, which may run in another directory; a URL stays as it is."""
     if isinstance(file, str) and ":/" in file:
         return file
     path = Path(file).absolute()
@@ -207,7 +209,7 @@ def _path(file: str | Path) -> str:
 
 
 def _fingerprint(frame: DataFrame, order_by: Sequence[str]) -> str:
-    """Which files, how large, in which order: an offset means something for these only."""
+    """Which files, how large, in which order: an offset is valid for these only."""
     facts = [*order_by]
     for file in sorted(frame.inputFiles()):
         local = unquote(urlsplit(file).path)
@@ -219,8 +221,8 @@ def _offset(engine: Engine, source: str, history: str) -> Any:
     offset = engine.position(source)
     if offset is not None and (not isinstance(offset, dict) or offset.get("history") != history):
         raise DataError(
-            f"source {source!r} stands at {offset!r} of another history: the files, their sizes or the order have "
-            f"changed since. Use the same files to go on; use another --source for rows that are not in yet",
+            f"source {source!r} is at {offset!r} of a different history: the files, their sizes or the order have "
+            f"changed since. Use the same files to continue, or another --source for rows that were not fed yet",
             source=source,
             position=offset,
         )
@@ -230,14 +232,14 @@ def _offset(engine: Engine, source: str, history: str) -> Any:
 def _sorted_rows(
     frame: DataFrame, relation: Relation, order_by: Sequence[str], place: Place
 ) -> Iterator[tuple[Any, ...]]:
-    """The rows behind the place, in order, partition by partition; the next one is read while one is fed."""
+    """The rows after the position, in order, partition by partition; the next one is read while one is fed."""
     from pyspark.sql import functions as f
 
     if place.key is not None:
         first = order_by[0]
         frame = frame.where(f.col(first) >= f.lit(place.key).cast(frame.schema[first].dataType))
     rest = [c for c in frame.columns if c not in order_by]
-    # moments travel as numbers: Spark's own rows have them in the zone of the process that reads them
+    # timestamps travel as numbers: in Spark's own rows they are in the zone of the process that reads them
     moments = {name for name in frame.columns if frame.schema[name].dataType.typeName() in MOMENTS}
     sent = [
         (f.unix_micros(f.col(c).cast("timestamp")) if c in moments else f.col(c)).alias(c)

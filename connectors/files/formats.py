@@ -1,6 +1,6 @@
-"""What is in a file: rows of NDJSON, CSV or Parquet from a place on, and the place after them.
+"""What is in a file: rows of NDJSON, CSV or Parquet from an offset on, and the offset after them.
 
-A place is a number: bytes from the beginning of a text file, rows from the beginning of a Parquet file. Text is read by
+An offset is a number: bytes from the beginning of a text file, rows from the beginning of a Parquet file. Text is read by
 whole records; what follows the last line end is left for later, when there may be more of it.
 """
 
@@ -23,9 +23,9 @@ from tidegate.outside.sources import Malformed
 from tidegate.storage.schema import Column, Row
 
 BLOCK = 1 << 18  # bytes of text read at a time
-LONGEST_RECORD = 1 << 24  # bytes without a line end that are taken for a record that will end
+LONGEST_RECORD = 1 << 24  # bytes without a line end that are still taken for an incomplete record
 
-Read = tuple[list[Row], list[Malformed], int, Callable[[int], str]]  # rows, malformed, the place after, place of row i
+Read = tuple[list[Row], list[Malformed], int, Callable[[int], str]]  # rows, malformed, the next offset, place of row i
 
 
 class Content(Protocol):
@@ -45,7 +45,7 @@ class TextContent:
         self.path = path
         self._reader = reader
         self._file = path.open("rb")
-        self._ahead: list[bytes] = []  # records read and not handed out, which begin at ...
+        self._ahead: list[bytes] = []  # records read but not returned yet, which begin at ...
         self._ahead_at = 0
 
     def lag(self, at: int) -> int:
@@ -98,14 +98,14 @@ class TextContent:
 
 
 def _lines(block: bytes) -> list[bytes]:
-    """Lines that end with a line feed: a carriage return alone ends none."""
+    """Lines that end with a line feed: a carriage return alone does not end one."""
     lines = [line + b"\n" for line in block.split(b"\n")]
     lines[-1] = lines[-1][:-1]
     return lines if lines[-1] else lines[:-1]
 
 
 class NdjsonContent(TextContent):
-    """One JSON value a line; empty lines are passed over."""
+    """One JSON value a line; empty lines are skipped."""
 
     def _rows(self, records: list[bytes], place: Callable[[int], str]) -> tuple[list[Row], list[int], list[Malformed]]:
         rows, numbers, malformed = read_all(records, self._read_line, place)
@@ -119,7 +119,7 @@ class NdjsonContent(TextContent):
 
 
 class CsvContent(TextContent):
-    """With a header; a quoted field may hold line ends. An empty field is NULL, an empty quoted one an empty text."""
+    """With a header; a quoted field may hold line ends. An empty field is NULL, an empty quoted one is empty text."""
 
     def __init__(self, path: Path, reader: RowReader) -> None:
         super().__init__(path, reader)
@@ -135,7 +135,7 @@ class CsvContent(TextContent):
             raise
 
     def _begin(self) -> int:
-        """Where the records begin: after the header, if it is there yet."""
+        """Where the records begin: after the header, if that is complete."""
         if self._header is None and (first := self._records(0, 1, whole=False)):
             self._length = len(first[0])
             self._header = _fields(first[0].removeprefix(b"\xef\xbb\xbf"))
@@ -157,7 +157,7 @@ class CsvContent(TextContent):
         if open_quote and not joined[-1].endswith(b"\n"):
             joined[-1] = joined[-1].rstrip(b"\n")
         elif open_quote:
-            joined.pop()  # the rest of it is in the next block
+            joined.pop()  # the rest of the header is in the next block
         return joined
 
     def _rows(self, records: list[bytes], place: Callable[[int], str]) -> tuple[list[Row], list[int], list[Malformed]]:
@@ -213,13 +213,13 @@ def _fields(record: bytes) -> list[str]:
 
 
 def _empty_is_text(record: bytes) -> set[int]:
-    """Which fields are quoted and empty: text without letters, not NULL."""
+    """Which fields are quoted and empty: empty text, not NULL."""
     marked = record.decode().rstrip("\r\n").replace('""', "\x00")
     return {i for i, field in enumerate(marked.split(",")) if field == "\x00"}
 
 
 class ParquetContent:
-    """Columns by name, checked against the stream; a place is a row number."""
+    """Columns by name, checked against the stream; an offset is a row number."""
 
     def __init__(self, path: Path, reader: RowReader) -> None:
         self.path = path
@@ -227,7 +227,7 @@ class ParquetContent:
         try:
             self._file = pq.ParquetFile(path)
         except (pa.ArrowInvalid, OSError) as error:
-            raise SourceError(f"{path} is no Parquet file that can be read: {error}", fatal=True) from None
+            raise SourceError(f"{path} is not a readable Parquet file: {error}", fatal=True) from None
         try:
             reader.check_fields(self._file.schema_arrow.names, str(path))
             reader.check_types(
@@ -238,7 +238,7 @@ class ParquetContent:
             raise
         self._total = self._file.metadata.num_rows
         self._tables: Any = None
-        self._next = -1  # the row that the next table begins with
+        self._next = -1  # the first row of the next table
 
     def lag(self, at: int) -> int:
         return max(0, int(self._total) - at)

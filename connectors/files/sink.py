@@ -1,10 +1,9 @@
 """A directory as a sink: one file per batch, exactly once.
 
-The name of a file is the batch's stable id, and a file appears under its name whole or not at all: it is
-written under another name, synced, renamed, and the directory is synced before the batch counts as
-delivered. A batch that is sent again finds its file in place and changes nothing. That holds as long as the
-files stay until their delivery is acknowledged: a reader that moves a file away in the same second may see
-it again, under the same name.
+The name of a file is the batch's stable id, and a file appears under its name whole or not at all: it is written under
+another name, synced, renamed, and the directory is synced before the batch counts as delivered. A batch that is sent
+again finds its file in place and changes nothing. That holds as long as the files stay until their delivery is
+acknowledged: a reader that moves a file away before that may see it again, under the same name.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class FileSink:
         self.partition_by = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
 
     def open(self, name: str, relation: Relation) -> None:
-        """Make the directory, and remove what an earlier process left half-written."""
+        """Create the directory, and remove half-written files of an earlier process."""
         self._check_fit(name, relation)
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -63,13 +62,13 @@ class FileSink:
             raise self._refused(relation.name, error) from error
 
     def check(self, name: str, relation: Relation) -> str:
-        """Would :meth:`open` do? Makes and removes nothing."""
+        """Would :meth:`open` succeed? Creates and removes nothing."""
         self._check_fit(name, relation)
         there = next(place for place in (self.directory, *self.directory.absolute().parents) if place.exists())
         if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
             what = "a file" if not there.is_dir() else "a directory that we may not write to"
             raise SinkError(f"can't deliver {relation.name} to {self.directory}: {there} is {what}", sink=name)
-        return f"directory {self.directory} {'is there' if there == self.directory else 'will be made'}"
+        return f"directory {self.directory} {'exists' if there == self.directory else 'will be created'}"
 
     def _check_fit(self, name: str, relation: Relation) -> None:
         if missing := [column for column in self.partition_by if column not in relation.index_of]:
@@ -108,12 +107,12 @@ class FileSink:
                     touched |= self._made(path.parent)
                     self._put(part, path)
             for directory in touched:
-                sync_file(directory)  # also when all were there: the rename may not be on disk yet
+                sync_file(directory)  # even when all files were there: the rename may not be on disk yet
         except OSError as error:
             raise self._refused(batches[0].stream, error) from error
 
     def _made(self, place: Path) -> set[Path]:
-        """The directories of a partition, made if need be. Ours is not: one that has vanished may have been a disk."""
+        """The directories of a partition, created if needed. Our own is not: it may have been a mount."""
         found: set[Path] = set()
         inner = self.directory
         for name in place.relative_to(self.directory).parts:
@@ -127,7 +126,7 @@ class FileSink:
         if path.exists():
             self._check_same(batch, path, data)
             return
-        hidden = path.parent / f".{batch.stream}-{uuid.uuid4().hex}.tmp"  # no two processes write the same one
+        hidden = path.parent / f".{batch.stream}-{uuid.uuid4().hex}.tmp"  # unique: no two processes write the same file
         try:
             with hidden.open("xb") as file:
                 file.write(data)
@@ -139,15 +138,15 @@ class FileSink:
             raise
 
     def _check_same(self, batch: Batch, path: Path, data: bytes) -> None:
-        """A file in place is this batch, delivered before; if not, two engines write here."""
+        """A file in place must be this batch, delivered before; otherwise two engines write here."""
         if self.format == "parquet":
             same = (pq.read_schema(path).metadata or {}).get(DIGEST) == digest(batch.rows).encode()
         else:
             same = path.read_bytes() == data
         if not same:
             raise SinkError(
-                f"{path} is there with other rows than {batch!r}; another engine, or an earlier one whose "
-                "directory is gone, wrote it. Give every engine a directory of its own for its files",
+                f"{path} already exists with other rows than {batch!r}; another engine, or an earlier one whose "
+                "directory is gone, wrote it. Give every engine its own directory for files",
                 sink=str(self.directory),
                 stream=batch.stream,
                 batch_id=batch.id,
@@ -155,8 +154,8 @@ class FileSink:
 
     def _refused(self, stream: str, error: OSError) -> SinkError:
         return SinkError(
-            f"can't write batches of {stream} to {self.directory}: {error}. Check that it is a directory, "
-            "its permissions and the space on its disk; the batch is kept and written again",
+            f"can't write batches of {stream} to {self.directory}: {error}. Check that it is a directory, its "
+            "permissions and the free disk space; the batch is kept and written again",
             sink=str(self.directory),
             stream=stream,
         )

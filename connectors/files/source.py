@@ -1,6 +1,6 @@
-"""Files as a source: one, or all of a directory; to their end, or as they grow; exactly once.
+"""Files as a source: a single file or a whole directory, to the end or as they grow; exactly once.
 
-The offset names the file that is being read, the place in it, and the files that were read before:
+The offset names the file that is being read, the offset in it, and the files read before:
 ``{"file": "b.csv", "at": 1234, "head": "…", "done": ["a.csv"]}``. A file is recognised by its name and its first bytes.
 """
 
@@ -23,17 +23,18 @@ from tidegate.storage.schema import Relation
 log = logging.getLogger("tidegate")
 
 HEAD = 64  # bytes by which a file is recognised
-LOOK_S = 0.1  # how often a followed file or directory is looked at
+LOOK_S = 0.1  # how often a followed file or directory is checked
 
 
 class FileSource:
     """Rows of ``path``: a file, a directory, or a pattern such as ``data/*.csv``, in the order of names.
 
-    ``format``: ``"ndjson"``, ``"csv"`` or ``"parquet"``; by default what the name's end says. ``follow``: never finished:
-    a single text file is read on as it grows (``tail -f``; a file put in its place is begun anew), a directory is
-    watched for new files, which must appear whole, by a rename. Names that begin with a dot or end with ``.tmp`` are
-    left alone. ``archive``: a directory files are moved to once all of their rows are on disk here; without it the
-    offset grows with the number of files. ``fields``, ``ignore_unknown``: see :mod:`tidegate.connectors.shared.reading`.
+    ``format``: ``"ndjson"``, ``"csv"`` or ``"parquet"``; by default taken from the end of the name. ``follow``: never
+    finish: keep reading a single text file as it grows (``tail -f``; a file put in its place is read from its
+    beginning), or watch a directory for new files, which must appear whole, by a rename. Names that begin with a dot or
+    end with ``.tmp`` are ignored. ``archive``: a directory files are moved to once all of their rows are on disk here;
+    without it the offset grows with the number of files. ``fields``, ``ignore_unknown``: see
+    :mod:`tidegate.connectors.shared.reading`.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class FileSource:
 
     @property
     def lag(self) -> int | None:
-        """Bytes that wait in text files, rows in the Parquet file that is being read."""
+        """Unread bytes in text files, rows in the Parquet file that is being read."""
         waiting = 0 if self._content is None else self._content.lag(self._at)
         for name in self._waiting():
             waiting += (self._directory / name).stat().st_size if name != self._name else 0
@@ -108,7 +109,7 @@ class FileSource:
             self._open_content(first)  # checks that it fits
 
     def _check_same(self, path: Path) -> None:
-        """The file whose first bytes are remembered; another one under its name would be read from its middle."""
+        """It must be the file whose first bytes are stored; another of that name would be read from the middle."""
         if self._head and _head(path, int(self._head.partition(":")[2])) != self._head:
             if not self.follow or self._many:
                 raise SourceError(
@@ -116,11 +117,11 @@ class FileSource:
                     f"name, or ingest it under another name",
                     fatal=True,
                 )
-            log.warning("%s is another file than before and is read from its beginning", path)
+            log.warning("%s is a different file than before; reading it from the beginning", path)
             self._at = 0
 
     def _waiting(self) -> list[str]:
-        """Names of the files to be read, in order; the one at hand first."""
+        """Names of the files to read, in order; the current one first."""
         if not self._many:
             return [self.path.name] if self.path.exists() and self.path.name not in self._done else []
         pattern = "*" if self.path.is_dir() else self.path.name
@@ -140,7 +141,7 @@ class FileSource:
         path = self._directory / name
         kind = self.format or SUFFIXES.get(path.suffix)
         if kind is None:
-            raise SourceError(f"{path}: give format= one of {', '.join(FORMATS)}; its name does not tell", fatal=True)
+            raise SourceError(f"{path}: give format= one of {', '.join(FORMATS)}; its name does not say", fatal=True)
         try:
             self._content = FORMATS[kind](path, self._reader)
         except OSError as error:
@@ -160,7 +161,7 @@ class FileSource:
             time.sleep(min(LOOK_S, max(0.0, ends - time.monotonic())))
 
     def _next(self, limit: int) -> Polled | None:
-        """Rows of the file at hand, or of the next that has some."""
+        """Rows of the current file, or of the next that has some."""
         while True:
             if self._content is None:
                 waiting = self._waiting()
@@ -180,7 +181,7 @@ class FileSource:
             self._end_of_file()
 
     def _replaced(self) -> bool:
-        """Has another file been put in the place of the one that is followed, or was it cut?"""
+        """Was the followed file replaced by another, or truncated?"""
         if not self.path.exists():
             return False
         return self.path.stat().st_ino != self._inode or self.path.stat().st_size < self._at

@@ -1,4 +1,4 @@
-"""What arrives on a connection, as a file that ends at a deadline and after so many bytes: no dripping moves it."""
+"""What arrives on a connection, as a file that ends at a fixed deadline and after so many bytes, however slow."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 
 class TooMuch(OSError):
-    """More came than was allowed."""
+    """More arrived than is allowed."""
 
 
 class Arriving(io.RawIOBase):
-    """A connection to be read, within bounds."""
+    """A connection, read within bounds."""
 
     def __init__(self, connection: socket.socket, size: int, seconds: float) -> None:
         self._connection = connection

@@ -1,8 +1,8 @@
 """Listening for requests, bounded in every direction: who may send, how much, how slowly, how many at a time.
 
-The checks are those of the server's gate. A request is read by a thread; there are ``connections`` of them at most, and one more
-is told to come again. A request that is too large is refused by what it announces, before it is read; one that comes too slowly
-ends at a deadline that no dripping moves.
+The checks are those of the server's gate. A request is read by a thread; there are at most ``connections`` of them, and
+one more request is told to try again. A request that announces too large a body is refused before it is read; one that
+arrives too slowly ends at a fixed deadline.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tidegate.server.tokens import Token, Tokens, digest_of
 HEADER_BYTES = 32 << 10
 HEADER_S = 10.0  # for the request line and the headers
 BODY_S = 30.0  # for all of the body
-LINGER_BYTES = 1 << 20  # read and dropped after a refusal, so that the answer is not lost with what was not read
+LINGER_BYTES = 1 << 20  # read and dropped after a refusal, so that the answer is not lost along with unread data
 LINGER_S = 1.0
 RETRY_S = 1
 BUSY = json.dumps({"error": "too many connections; send it again later"}).encode()
@@ -39,16 +39,16 @@ Headers = Callable[[str], Sequence[str] | None]  # all values of a header
 
 
 class Door:
-    """Who may send: the sites and the token, as a server has them. Only whoever has a token gets in from other machines."""
+    """Who may send: the sites and the token, checked as by a server. From other machines, only with a token."""
 
     def __init__(
         self, host: str, token: str | None, allow_hosts: Iterable[str] = (), allow_origins: Iterable[str] = ()
     ) -> None:
         if token is not None and not token.strip():
-            raise SourceError("token= is empty; give one that nobody can guess: tidegate token new", fatal=True)
+            raise SourceError("token= is empty; give one that can't be guessed: tidegate token new", fatal=True)
         if token is None and not is_loopback(host):
             raise SourceError(
-                f"host={host!r} can be reached from other machines, so whoever sends needs a token: give token=, or listen on "
+                f"host={host!r} can be reached from other machines, so senders need a token: give token=, or listen on "
                 f"127.0.0.1",
                 fatal=True,
             )
@@ -58,7 +58,7 @@ class Door:
     def check(self, headers: Headers) -> None:
         """Raise NotAllowed, with the status to answer."""
         if len(headers("host") or ()) > 1:
-            raise NotAllowed("a request has one Host header, this one has several", status=400)
+            raise NotAllowed("a request must have one Host header, this one has several", status=400)
         names = ("host", "origin", "sec-fetch-site", "authorization")
         first = {name: values[0] for name in names if (values := headers(name))}
         self._sites.check(first)
@@ -66,7 +66,7 @@ class Door:
 
 
 class BoundedServer(ThreadingHTTPServer):
-    """A thread for each request, ``connections`` at most; the next one is told to come again."""
+    """A thread for each request, ``connections`` at most; the next one is told to try again."""
 
     daemon_threads = True
 
@@ -93,20 +93,20 @@ class BoundedServer(ThreadingHTTPServer):
             self._slots.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A connection that breaks is the sender's affair; it gets no answer, and sends again."""
+        """A broken connection is the sender's business; it gets no answer and sends again."""
 
 
 def say_busy(connection: socket.socket) -> None:
-    """Tell one that there is no room for, if that can be done without waiting."""
+    """Tell a connection that there is no room, if that is possible without blocking."""
     with contextlib.suppress(OSError):
         connection.setblocking(False)
         connection.send(BUSY_ANSWER)
         connection.shutdown(socket.SHUT_WR)
-        connection.recv(HEADER_BYTES)  # with something unread, closing would take the answer back
+        connection.recv(HEADER_BYTES)  # closing with unread data would discard the answer
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One request on one connection; ``answer`` says what with. What it refuses is a ServerError with its status."""
+    """One request on one connection; ``answer`` produces the response. A refusal is a ServerError with its status."""
 
     door: Door
     largest: int
@@ -126,34 +126,34 @@ class Handler(BaseHTTPRequestHandler):
             self._linger()
 
     def respond(self, work: Callable[[], tuple[int, dict[str, Any]]]) -> None:
-        """Let it in, do the work, and answer."""
+        """Check the request, do the work, and answer."""
         try:
             self.door.check(self.headers.get_all)
             status, told = work()
         except ServerError as error:
             status, told = error.status or 400, {"error": str(error)}
         except TimeoutError:
-            status, told = 408, {"error": f"the body did not come within {BODY_S:g} s"}
+            status, told = 408, {"error": f"the body did not arrive within {BODY_S:g} s"}
         self.say(status, told)
         if status >= 400:
             self._linger()
 
     def body(self) -> bytes:
-        """The whole body: as long as it is announced, and no longer than ``largest``."""
+        """The whole body: exactly as long as announced, and at most ``largest``."""
         length = self.length()
         self._arriving.allow(length + io.DEFAULT_BUFFER_SIZE, BODY_S)
         data = self.rfile.read(length)
         if len(data) < length:
-            raise ServerError(f"{length} bytes were announced and {len(data)} came", status=400)
+            raise ServerError(f"{length} bytes were announced, but only {len(data)} came", status=400)
         return data
 
     def length(self) -> int:
-        """What the body's length is announced to be; ServerError when it can't be told, or is too much."""
+        """The announced length of the body; ServerError when there is none, or it is too large."""
         given = self.headers.get_all("content-length") or []
         if self.headers.get("transfer-encoding") is not None or not given:
-            raise ServerError("say how long the body is: send Content-Length, and no Transfer-Encoding", status=411)
+            raise ServerError("send the length of the body in Content-Length, without Transfer-Encoding", status=411)
         if len(set(given)) > 1 or not (given[0].isascii() and given[0].isdigit()):
-            raise ServerError(f"Content-Length is one whole number, got {', '.join(given)[:100]!r}", status=400)
+            raise ServerError(f"Content-Length must be one whole number, got {', '.join(given)[:100]!r}", status=400)
         if len(given[0]) > 18 or int(given[0]) > self.largest:
             raise ServerError(f"at most {self.largest} bytes", status=413)
         return int(given[0])

@@ -1,9 +1,10 @@
 """HTTP and WebSocket as a source, for devices that send: at least once, exactly once with a message's own id.
 
-``POST /`` takes a JSON object, a list of them, or NDJSON, and answers 200 after the rows are on disk here; 429 when too
-much waits, 400 when nothing in it could be read. On a WebSocket every message is answered the same way, by
-``{"accepted": n, "rejected": n}``. A device that gets no answer sends again. The stream's procedure can tell by an id that the
-device puts into its rows. Who may send, and how much, is bounded: see :mod:`tidegate.connectors.http.listening`.
+``POST /`` takes a JSON object, a list of them, or NDJSON, and answers 200 once the rows are on disk here; 429 when too
+much is waiting, 400 when nothing in it could be read. On a WebSocket every message is answered the same way, by
+``{"accepted": n, "rejected": n}``. A device that gets no answer sends again. The stream's procedure can recognise
+repeats by an id that the device puts into its rows. Who may send, and how much, is bounded: see
+:mod:`tidegate.connectors.http.listening`.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ ANSWER_S = 30.0
 LARGEST_PORT = 65535
 LARGEST = 4 << 20  # bytes of a request
 LARGEST_MESSAGE = 1 << 20  # bytes of a message on a WebSocket
-RECORDS = 10_000  # of a message: each is a row, or a reason why it is none
+RECORDS = 10_000  # of a message: each is a row, or a reason why it is not one
 DEPTH = 100  # of JSON
 
 
 class _Pushed:
-    """What both have in common: a line that messages wait in, and a wait for the disk."""
+    """What both sources share: a queue for messages, and a wait for the disk."""
 
     finished = False
 
@@ -53,7 +54,7 @@ class _Pushed:
         allow_origins: Iterable[str],
     ) -> None:
         if not 0 <= port <= LARGEST_PORT:
-            raise SourceError(f"port={port}: give one from 1 to {LARGEST_PORT}, or 0 for any that is free", fatal=True)
+            raise SourceError(f"port={port}: give one from 1 to {LARGEST_PORT}, or 0 for any free one", fatal=True)
         for name, value in (("capacity", capacity), ("connections", connections)):
             if type(value) is not int or value < 1:
                 raise SourceError(f"{name}={value!r}: give a positive whole number", fatal=True)
@@ -72,14 +73,14 @@ class _Pushed:
 
     @property
     def lag(self) -> int | None:
-        """Messages that came and are not on disk yet."""
+        """Messages that arrived and are not on disk yet."""
         return len(self._line)
 
     def poll(self, limit: int, timeout_s: float) -> Polled | None:
         if self._listener is not None and not self._listener.is_alive():
             raise SourceError(
-                f"nobody listens on {self.host}:{self.port} any more; perhaps this process has too many open files. The port is "
-                f"opened again"
+                f"nothing listens on {self.host}:{self.port} any more; perhaps this process has too many open files. "
+                "The port will be opened again"
             )
         return self._line.take(limit, timeout_s)
 
@@ -91,7 +92,7 @@ class _Pushed:
         self._line.done()
 
     def _check(self, name: str, relation: Relation, host: str, port: int) -> Checked:
-        """Can we listen there? The port is bound for a moment, and nobody can connect to it meanwhile."""
+        """Can we listen there? The port is bound for a moment, without accepting connections."""
         RowReader(relation, *self._options)
         try:
             family, kind, number, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -108,7 +109,7 @@ class _Pushed:
         self._line.open(offset)
 
     def _accept(self, body: bytes) -> Callable[[], tuple[int, dict[str, Any]]]:
-        """Take a message into the line. Returns what waits until it is on disk: for the HTTP status, and what to answer."""
+        """Queue a message. Returns a function that waits until it is on disk and gives HTTP status and answer."""
         stored = threading.Event()
         entry = self._entry(body, stored.set)
         self._line.put(entry)
@@ -152,8 +153,8 @@ def _deep(value: Any) -> bool:
 
 def _deaf(name: str, host: str, port: int, error: OSError) -> SourceError:
     return SourceError(
-        f"can't listen on {host}:{port}: {error.strerror or error}. Does another process, perhaps this connector, listen there? "
-        "Give another port, or a host of this machine",
+        f"can't listen on {host}:{port}: {error.strerror or error}. Is another process listening there, perhaps this "
+        "connector? Give another port, or a host of this machine",
         source=name,
     )
 
@@ -161,9 +162,9 @@ def _deaf(name: str, host: str, port: int, error: OSError) -> SourceError:
 class HttpSource(_Pushed):
     """Listens on ``host:port`` for POST requests.
 
-    ``token``: those without ``Authorization: Bearer …`` are refused; needed where other machines can reach ``host``.
-    ``allow_hosts``, ``allow_origins``: names it is reached by besides localhost, and web pages that may send.
-    ``connections``: how many at a time, and so how many threads; ``capacity``: messages that wait for the disk.
+    ``token``: requests without ``Authorization: Bearer …`` are refused; required if other machines can reach ``host``.
+    ``allow_hosts``, ``allow_origins``: names it is reached by besides localhost, and web origins that may send.
+    ``connections``: how many at a time, and so how many threads; ``capacity``: messages that may wait for the disk.
     """
 
     def __init__(
@@ -256,7 +257,7 @@ class WebSocketSource(_Pushed):
         slots = threading.BoundedSemaphore(self._connections)
 
         class Bounded(ServerConnection):
-            """One of so many: without a free place there is no connection, and so no thread that stays."""
+            """Limited in number: without a free slot the connection is refused, so no thread stays behind."""
 
             _held = False
 

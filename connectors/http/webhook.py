@@ -20,21 +20,21 @@ from tidegate.storage.schema import Relation
 from tidegate.streams.batch import Batch
 
 HEADER = "Tidegate-Batch"
-UNWANTED = {400, 413, 415, 422}  # answers about this request; others are about the server, or who may ask it
-ANSWER_BYTES = 64 << 10  # of an answer that are looked at, with its headers
+UNWANTED = {400, 413, 415, 422}  # statuses about this request; others are about the server, or about permissions
+ANSWER_BYTES = 64 << 10  # of an answer that are read, headers included
 QUOTED = 200  # of a refusal
-SHORTEST_SECRET = 4  # what is shorter would be found everywhere
+SHORTEST_SECRET = 4  # anything shorter would match everywhere
 
 
 class WebhookSink:
     """Sends each batch as one POST: ``{"stream", "key", "batch_id", "rows": [{column: value}]}``.
 
-    At least once: when an answer is lost, or we crash before it is in the log, the same request is made
-    again. The header ``Tidegate-Batch: stream/key/batch-id`` is the same then; a receiver that stores it
-    with the effect sees each batch once. An answer of 200 to 299 counts as received; anything else, or none
-    within ``timeout_s``, has it sent again. A redirect is not followed, so that nobody else gets what the headers say.
+    At least once: when an answer is lost, or we crash before it is logged, the same request is made again, with the
+    same header ``Tidegate-Batch: stream/key/batch-id``; a receiver that stores it together with the effect applies each
+    batch once. An answer of 200 to 299 counts as received; after anything else, or no answer within ``timeout_s``, it
+    is sent again. Redirects are not followed, so that the headers reach nobody else.
 
-    Errors, logs and views name the host alone: the path, the query, the password and the headers are secrets.
+    Errors, logs and views name only the host: the path, the query, the password and the headers are secrets.
     """
 
     transactional = False
@@ -55,14 +55,14 @@ class WebhookSink:
         pass
 
     def check(self, name: str, relation: Relation) -> str:
-        """Does the server take connections? Nothing is posted."""
+        """Does the server accept connections? Nothing is posted."""
         address = self._address
         place = (address.hostname or "", address.port or (443 if address.scheme == "https" else 80))
         try:
             socket.create_connection(place, self._timeout_s).close()
         except OSError as error:
             raise SinkError(
-                f"can't deliver {relation.name} to {self.shown}: {error}. Check the address, and that the server is up",
+                f"can't deliver {relation.name} to {self.shown}: {error}. Check the address and that the server is up",
                 sink=name,
                 stream=relation.name,
             ) from error
@@ -97,14 +97,14 @@ class WebhookSink:
             answer.close()
         except (OSError, HTTPException) as error:
             why = f"no answer within {self._timeout_s:g} s or no connection: {error}"
-            raise self._refused(batch, why) from None  # what others wrote may quote the address
+            raise self._refused(batch, why) from None  # a text from outside may quote the address
         finally:
             connection.close()
 
     def _refused(self, batch: Batch, why: str, kind: type[SinkError] = SinkError) -> SinkError:
         return kind(
-            f"{self.shown} did not take {batch!r}: {hidden(why, self._secrets)}. The batch is kept and sent again with {HEADER} "
-            f"{stable_text(batch)}",
+            f"{self.shown} did not accept {batch!r}: {hidden(why, self._secrets)}. The batch is kept and sent again "
+            f"with {HEADER} {stable_text(batch)}",
             sink=self.shown,
             stream=batch.stream,
             batch_id=batch.id,
@@ -115,7 +115,7 @@ class WebhookSink:
 
 
 class _Answer(HTTPResponse):
-    """An answer that ends: it comes within the timeout as a whole, and no more of it than ``ANSWER_BYTES`` is taken."""
+    """A bounded answer: all of it must arrive within the timeout, and at most ``ANSWER_BYTES`` of it are read."""
 
     def __init__(self, sock: socket.socket, *arguments: Any, **named: Any) -> None:
         super().__init__(sock, *arguments, **named)
@@ -135,7 +135,8 @@ def _checked(url: str, shown: str) -> SplitResult:
         fits = False
     if not fits or re.search(r"[^\x21-\x7e]", url):
         raise SinkError(
-            f"WebhookSink takes an http:// or https:// address of printable ASCII, got another ({shown}; the rest may be secret)",
+            f"WebhookSink takes an http:// or https:// address of printable ASCII, got something else ({shown}; the "
+            "rest may be secret)",
             sink=shown,
         )
     return found
@@ -152,15 +153,15 @@ def _fit(headers: dict[str, str], shown: str) -> dict[str, str]:
     for name, value in headers.items():
         if not isinstance(value, str) or re.search(r"[^\x20-\x7e\t]", value) or not re.fullmatch(r"[!-9;-~]+", name):
             raise SinkError(
-                f"the header {name!r} for {shown} can't be sent as it is; does its value end in a line break? That is not "
-                f"shown here: it may be secret",
+                f"the header {name!r} for {shown} can't be sent as it is; does its value end in a line break? The "
+                "value is not shown: it may be secret",
                 sink=shown,
             )
     return headers
 
 
 def _secrets(address: SplitResult, headers: Mapping[str, str]) -> set[str]:
-    """Texts that must not be repeated, whole and in their parts: whoever answers may quote what was sent."""
+    """Texts that must not be repeated, whole or in part: the answer may quote what was sent."""
     whole = [address.path, address.query, address.password or "", *headers.values()]
     parts = [part for text in whole for part in (text, unquote(text), *re.split(r"[/&=\s,;]+", text))]
     return {part for part in parts if len(part) >= SHORTEST_SECRET and part not in ("application/json", "tidegate")}

@@ -42,7 +42,7 @@ def changes_in_topic(
         while left:
             message = consumer.poll(WAIT_S)
             if message is None:
-                raise SourceError(f"{servers} did not show topic {topic} to its end within {WAIT_S:g} s")
+                raise SourceError(f"{servers} did not deliver topic {topic} to its end within {WAIT_S:g} s")
             if message.error() is None:
                 value = message.value()
                 yield message.key().decode(), None if value is None else value.decode()
@@ -57,13 +57,13 @@ def changes_in_topic(
 
 
 def _check_whole(consumer: Consumer, topic: str, partitions: Iterable[int]) -> None:
-    """Compaction leaves the last record of every key. Retention takes rows with it: what it left is no whole table."""
+    """Compaction leaves the last record of every key. Retention removes rows: what is left is not the whole table."""
     for partition in partitions:
         first, _ = first_and_end(consumer, TopicPartition(topic, partition), WAIT_S)
         if first > 0:
             raise SourceError(
-                f"topic {topic} begins at offset {first} of partition {partition}: retention removed what was before, and rows "
-                f"with it that have not changed since. A changelog needs cleanup.policy=compact. Deliver it anew, under another "
-                f"name and to a new topic: it then begins with all rows",
+                f"topic {topic} begins at offset {first} of partition {partition}: retention removed earlier records, "
+                "and with them rows that have not changed since. A changelog needs cleanup.policy=compact. Deliver "
+                "it again, under another name and to a new topic: it then begins with all rows",
                 fatal=True,
             )

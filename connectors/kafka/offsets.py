@@ -1,7 +1,7 @@
-"""Which partitions and offsets a topic has: what source, sink and rebuild ask before they read. Needs ``tidegate[kafka]``.
+"""Partitions and offsets of a topic: what source, sink and rebuild need before they read. Needs ``tidegate[kafka]``.
 
-A topic that was made a moment ago is not known to every broker yet, and one whose leader has changed or has just come back
-is asked for in the wrong place. That passes, so it is asked for again.
+A topic created a moment ago is not known to every broker yet, and after a change of leader the first request may go to
+the wrong broker. That passes, so requests are retried.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 log = logging.getLogger("tidegate")
 
 PAUSE_S = 0.1
-SPREAD_S = 1.0  # until a topic that was made is known everywhere; as long, a wrong name is asked for in vain
+SPREAD_S = 1.0  # until a new topic is known everywhere; a wrong name is retried for as long
 SETTLING = (
     KafkaError.NOT_LEADER_FOR_PARTITION,
     KafkaError.LEADER_NOT_AVAILABLE,
@@ -25,9 +25,9 @@ SETTLING = (
 
 
 class ClientLog:
-    """What the client library tells, at every attempt to connect among others: for those who look for it.
+    """Logs what the client library reports, at every attempt to connect for example, at debug level.
 
-    What matters comes back as an error of ours, once.
+    What matters is raised once, as our own error.
     """
 
     def log(self, level: int, text: str, *values: Any) -> None:
@@ -45,9 +45,10 @@ def described(consumer: Consumer, topic: str, timeout_s: float) -> Any:
 
 
 def first_and_end(consumer: Consumer, place: TopicPartition, timeout_s: float) -> tuple[int, int]:
-    """The first offset that a partition still has, and the one behind its last.
+    """The first offset that a partition still has, and the one after its last.
 
-    While it has no leader it is asked again, for ``timeout_s`` seconds. No answer is an error, never an empty partition.
+    While it has no leader the request is retried, for ``timeout_s`` seconds. No answer is an error, never an empty
+    partition.
     """
     until = time.monotonic() + timeout_s
     while True:

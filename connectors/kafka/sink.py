@@ -2,9 +2,9 @@
 
     begin ─▶ rows of the batches ─▶ which batches these are, into the cursor topic ─▶ commit     one Kafka transaction
 
-After a crash, or when nobody knows whether a commit took place, the producer registers again: that fences whoever had
-the name before, ends what it left open, and then the last record of the cursor topic says which batches are there.
-At most the batches of one ``send`` can come again, so the cursor holds those of the last one, with their digests.
+After a crash, or when it is unknown whether a commit took place, the producer registers again: that fences the previous
+holder of the name, aborts its open transaction, and then the last record of the cursor topic says which batches are
+there. Only the batches of one ``send`` can be repeated, so the cursor holds those of the last one, with their digests.
 """
 
 from __future__ import annotations
@@ -34,17 +34,18 @@ UNWANTED = (
     KafkaError.INVALID_MSG_SIZE,
     KafkaError.INVALID_RECORD,
     KafkaError.RECORD_LIST_TOO_LARGE,
-)  # about these records; other errors are about the brokers, or what we may do there
-STEP = 20  # records of the cursor topic looked at from its end, more and more
+)  # about these records; other errors are about the brokers, or our permissions
+STEP = 20  # records of the cursor topic read from its end, in growing steps
 
 
 class KafkaSink:
     """Writes every row of a batch as a record to ``topic`` at ``servers``, with the batch's stable id in a header.
 
-    ``key``: the column whose value is the record's key; by default the stream's key. ``values``: how rows are written, JSON
-    by default. ``partitions``, ``config``: for a topic that has to be made (none: ``partitions=1``). ``changelog``: for the
-    changelog of a table, into a compacted topic: the record's key is the row's key, its value the row as it is now, and
-    none when it was deleted. ``at_once``: batches that share a transaction. ``settings``: of librdkafka.
+    ``key``: the column whose value is the record's key; by default the stream's key. ``values``: how rows are written,
+    JSON by default. ``partitions``, ``config``: for a topic that has to be created (none: ``partitions=1``).
+    ``changelog``: for the changelog of a table, into a compacted topic: the record's key is the row's key, its value
+    the current row, or none when it was deleted. ``at_once``: batches that share a transaction. ``settings``: of
+    librdkafka.
     """
 
     transactional = True
@@ -89,13 +90,13 @@ class KafkaSink:
             raise self._unusable(relation.name, error) from error
 
     def check(self, name: str, relation: Relation) -> str:
-        """Would :meth:`open` do, as far as can be told without becoming the producer? Makes and fences nothing."""
+        """Would :meth:`open` succeed, as far as known without becoming the producer? Creates and fences nothing."""
         self._check_fit(name, relation)
         try:
             there = AdminClient({**self._settings, "logger": ClientLog()}).list_topics(timeout=REQUEST_S).topics
         except KafkaException as error:
             raise self._unusable(relation.name, error) from error
-        return f"topic {self.topic} {'is there' if self.topic in there else 'will be made'}"
+        return f"topic {self.topic} {'exists' if self.topic in there else 'will be created'}"
 
     def _check_fit(self, name: str, relation: Relation) -> None:
         self.name = name
@@ -106,7 +107,7 @@ class KafkaSink:
             f"it has no column {', '.join(missing)}, which {'a changelog has' if self._changelog else 'key= names'}"
         ] * bool(missing)
         if not self._changelog and (unwritable := self._values.unwritable(relation, self._key)):
-            told += [f"its rows are no records of the schema: {'; '.join(unwritable)}"]
+            told += [f"its rows are not valid records of the schema: {'; '.join(unwritable)}"]
         if told:
             raise SinkError(
                 f"KafkaSink for stream {relation.name} ({', '.join(relation.column_names)}): {'; '.join(told)}. Change the "
@@ -140,7 +141,7 @@ class KafkaSink:
                     raise
 
     def _register(self) -> None:
-        """A new producer under our name: the one before it can't commit any more, and what it left open is ended."""
+        """A new producer under our name: the previous one can no longer commit, and its open transaction is aborted."""
         self._producer = Producer(
             {
                 **self._settings,
@@ -157,12 +158,12 @@ class KafkaSink:
         self._cursor = self._read_cursor()
 
     def _on_failure(self, error: KafkaError | None, _: Any) -> None:
-        """A record was not taken. What the commit then says is only that some were not."""
+        """A record was refused. The commit then only says that some were."""
         if error is not None:
             self._failures.append(error)
 
     def _read_cursor(self) -> dict[tuple[str, int], str]:
-        """The batches of the last send that was committed: the last record of the cursor topic that readers may see."""
+        """The batches of the last committed send: the last record of the cursor topic that readers may see."""
         consumer = Consumer(
             {
                 **self._settings,
@@ -205,7 +206,7 @@ class KafkaSink:
                 return last
             else:
                 raise KafkaException(message.error())
-        raise SinkError(f"{self.servers} did not show {self._cursor_topic} within {REQUEST_S:g} s", sink=self.name)
+        raise SinkError(f"{self.servers} did not deliver {self._cursor_topic} within {REQUEST_S:g} s", sink=self.name)
 
     # ---- delivering
 
@@ -217,7 +218,7 @@ class KafkaSink:
                 self._register()
             self._deliver(batches)
         except KafkaException as error:
-            self._producer = None  # whether it was committed is found out when registering again
+            self._producer = None  # registering again will show whether it was committed
             if error.args[0].code() in (
                 KafkaError._FENCED,
                 KafkaError.PRODUCER_FENCED,
@@ -252,13 +253,13 @@ class KafkaSink:
         self._cursor = digests
 
     def _is_fresh(self, batch: Batch, digests: Mapping[tuple[str, int], str]) -> bool:
-        """False for a repeat. The same id with other rows comes from another engine, and would be lost."""
+        """False for a repeat. The same id with other rows is an error: it is another engine's, and would be lost."""
         address = key_text(batch), batch.id
         known = self._cursor.get(address)
         if known is not None and known != digests[address]:
             raise SinkError(
                 f"{batch!r} has other rows than the batch delivered to {self.topic} under its id. Another engine delivers under "
-                f"the name {self.name!r}, or this one began anew. Deliver under another name",
+                f"the name {self.name!r}, or this one started over. Deliver under another name",
                 sink=self.name,
                 stream=batch.stream,
                 batch_id=batch.id,
@@ -278,17 +279,17 @@ class KafkaSink:
                 try:
                     producer.produce(self.topic, value, key=key, headers=headers)
                     break
-                except BufferError:  # its queue is full: let it send
+                except BufferError:  # the producer's queue is full: let it send
                     producer.poll(0.1)
         producer.poll(0)
 
     def _encoded(self, record: Mapping[str, Any], batch: Batch) -> bytes:
         try:
             return self._values.encode(record)
-        except Exception as error:  # each library has its own
+        except Exception as error:  # each library raises its own errors
             raise SinkRefused(
-                f"a row of {batch!r} is no record of the schema for topic {self.topic}: {type(error).__name__} {error}. It was "
-                f"{dict(record)!r}",
+                f"a row of {batch!r} is not a valid record of the schema for topic {self.topic}: "
+                f"{type(error).__name__} {error}. It was {dict(record)!r}",
                 sink=self.name,
                 stream=batch.stream,
                 batch_id=batch.id,
@@ -296,8 +297,8 @@ class KafkaSink:
 
     def _refused(self, stream: str, error: Any) -> SinkError:
         return (SinkRefused if error.code() in UNWANTED else SinkError)(
-            f"{self.servers} did not take a batch of {stream} for topic {self.topic}: {error.str()}. Check that the brokers are "
-            f"up, and that the topic takes such records; the batch is kept and sent again",
+            f"{self.servers} did not accept a batch of {stream} for topic {self.topic}: {error.str()}. Check that the "
+            "brokers are up, and that the topic accepts such records; the batch is kept and sent again",
             sink=self.name,
             stream=stream,
         )
@@ -307,6 +308,6 @@ class KafkaSink:
 
 
 def _cursor_topic(name: str, topic: str) -> str:
-    """Of one delivery to one topic. Names of topics have few characters, and not many: the digest tells alike ones apart."""
+    """For one delivery to one topic. Topic names are short and limited: the digest tells similar ones apart."""
     readable = re.sub("[^A-Za-z0-9._-]", "-", f"{name}-{topic}")[:200]
     return f"tidegate-cursor-{readable}-{short_digest(f'{name} {topic}')}"

@@ -1,7 +1,7 @@
 """A Kafka topic as a source: every record once, in order for every partition. Needs ``tidegate[kafka]``.
 
-The offsets are in *our* log, in one record with the rows: ``{"0": 17, "1": 4}``, the next offset of every partition. What
-is committed to the consumer group is for others to look at; it is never read back.
+The offsets are in *our* log, in one record with the rows: ``{"0": 17, "1": 4}``, the next offset of every partition.
+Offsets committed to the consumer group are only for monitoring; they are never read back.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from tidegate.storage.schema import Relation, Row
 log = logging.getLogger("tidegate")
 
 REQUEST_S = 10.0
-SHORTEST_POLL_S = 0.05  # the client reports by itself only while it is polled
-MOST_AT_ONCE = 1_000_000  # that librdkafka hands out
-OVERSIGHT_S = 5.0  # how often offsets are shown to the group, and new partitions looked for
+SHORTEST_POLL_S = 0.05  # the client reports only while it is polled
+MOST_AT_ONCE = 1_000_000  # that librdkafka returns
+OVERSIGHT_S = 5.0  # how often new partitions are looked for
 
 
 class KafkaSource:
-    """Records of ``topic`` from the brokers at ``servers`` (``"host:9092,…"``), transactions that were aborted left out.
+    """Records of ``topic`` from the brokers at ``servers`` (``"host:9092,…"``), without those of aborted transactions.
 
-    ``values``: how a record is written, JSON by default. ``key``: the column that a record's key goes into. A stream that is
-    keyed by that column has a batch per key. ``group``: the consumer group that offsets are shown to, for tools that
-    watch lag; ``tidegate-`` and the ingestion's name by default. ``follow=False``: finished at the end that the topic has
-    when it is opened. ``settings``: of librdkafka, for TLS and passwords. ``fields``, ``ignore_unknown``: see
+    ``values``: how a record is written, JSON by default. ``key``: the column for a record's key. A stream keyed by that
+    column has a batch per key. ``group``: the consumer group that offsets are committed to, for tools that watch lag;
+    ``tidegate-`` and the ingestion's name by default. ``follow=False``: finish at the end that the topic has when it is
+    opened. ``settings``: of librdkafka, for TLS and passwords. ``fields``, ``ignore_unknown``: see
     :mod:`tidegate.connectors.shared.reading`.
     """
 
@@ -62,14 +62,14 @@ class KafkaSource:
         self._options = (fields, ignore_unknown)
         self._consumer: Consumer | None = None
         self._at: dict[str, int] = {}
-        self._ends: dict[str, int] = {}  # of every partition when it was opened, to be finished there
-        self._seen: dict[str, int] = {}  # how far a partition was seen to have nothing more
+        self._ends: dict[str, int] = {}  # of every partition when it was opened: it finishes there
+        self._seen: dict[str, int] = {}  # the offset at which a partition was seen to have nothing more
         self._down: KafkaError | None = None
         self._overseen = 0.0
 
     @property
     def lag(self) -> int | None:
-        """Records that the brokers have and we do not, as far as the last answers tell."""
+        """Records that the brokers have and we do not, according to their last answers."""
         if self._consumer is None:
             return None
         behind = 0
@@ -147,7 +147,7 @@ class KafkaSource:
                 f"topic {self.topic} at {self.servers}: {found.error.str()}"
                 + (". Check the name, or create the topic first" if missing else ""),
                 source=self._name,
-                fatal=missing and not self._at,  # one that we have read from was there
+                fatal=missing and not self._at,  # a partition that we have read from existed
             )
         for partition in found.partitions:
             if str(partition) not in self._at:
@@ -169,7 +169,7 @@ class KafkaSource:
         assert self._consumer is not None
         try:
             first = self._consumer.poll(max(timeout_s, SHORTEST_POLL_S))
-            # what is here already; waiting for more, as consume() does with a timeout, would hold back what came
+            # only what is here already; waiting for more, as consume() does with a timeout, would delay it
             more = [] if first is None else self._consumer.consume(min(limit - 1, MOST_AT_ONCE), 0.0)
             self._oversee()
         except KafkaException as error:
@@ -210,7 +210,7 @@ class KafkaSource:
     def _row(self, message: Any) -> Row:
         data = message.value()
         if data is None:
-            raise ValueError("a record without value (a tombstone)")
+            raise ValueError("a record without a value (a tombstone)")
         record = self._values.decode(data)
         if self._key is not None and isinstance(record, dict):
             key = message.key()
@@ -222,7 +222,7 @@ class KafkaSource:
         return self._reader.row(record)
 
     def _oversee(self) -> None:
-        """Now and then: is there a new partition?"""
+        """From time to time: is there a new partition?"""
         if time.monotonic() - self._overseen < OVERSIGHT_S or self._consumer is None:
             return
         self._overseen = time.monotonic()
@@ -238,7 +238,7 @@ class KafkaSource:
         try:
             self._consumer.commit(offsets=offsets, asynchronous=True)
         except KafkaException as error:  # our own log has them
-            log.debug("ingestion %s: the group was not told: %s", self._name, error)
+            log.debug("ingestion %s: committing the offsets of the group failed: %s", self._name, error)
 
     def close(self) -> None:
         if self._consumer is not None:
@@ -250,8 +250,8 @@ class KafkaSource:
         if error.code() == KafkaError._INVALID_ARG:
             return SourceError(f"settings= for topic {self.topic}: {error.str()}", source=self._name, fatal=True)
         hint = (
-            ". What comes after the offset is gone: its retention was shorter than our absence. Ingest under a new name to "
-            "begin with what is there"
+            ". The records after the offset are gone: retention removed them while nothing read them. Ingest under "
+            "a new name to start with what is still there"
             if lost
             else ". Check the address, that the brokers are up, and settings= for TLS and passwords"
         )

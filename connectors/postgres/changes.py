@@ -2,8 +2,8 @@
 
     pg_logical_slot_peek_binary_changes ─▶ our log has rows and LSN ─▶ pg_replication_slot_advance
 
-Peeking leaves the slot where it is; it is advanced only after the rows are on disk here. A crash of either side in
-between shows the same transactions again, and those that end at or before the offset are passed over.
+Peeking leaves the slot where it is; it is advanced only after the rows are on disk here. After a crash of either side
+in between, the same transactions are shown again, and those that end at or before the offset are skipped.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAY_PUBLISH = """SELECT has_database_privilege(current_database(), 'CREATE') AND
                  FROM pg_class WHERE oid = to_regclass(:table)"""
 FREE_SLOT = "SELECT count(*) < current_setting('max_replication_slots')::int FROM pg_replication_slots"
 PRINT = """SELECT set_config('intervalstyle', 'iso_8601', true), set_config('datestyle', 'ISO', true),
-           set_config('bytea_output', 'hex', true)"""  # as we read it; until the end of the transaction
+           set_config('bytea_output', 'hex', true)"""  # formats we can read; set until the end of the transaction
 PEEK = """SELECT data FROM pg_logical_slot_peek_binary_changes(:slot, NULL, :limit,
           'proto_version', '1', 'publication_names', :publication)"""
 
@@ -42,11 +42,11 @@ PEEK = """SELECT data FROM pg_logical_slot_peek_binary_changes(:slot, NULL, :lim
 class PostgresChanges:
     """Inserts, updates and deletes of ``table`` in the PostgreSQL database at ``url``.
 
-    The stream has a column ``op`` (another name: ``op=``), which is ``insert``, ``update`` or ``delete``, and columns of
-    the table: after an insert or update the row, before a delete its key (the whole row with REPLICA IDENTITY FULL; the
-    rest is NULL). A transaction is never divided between batches. It begins with the first change after ``slot`` was
-    made; slot and publication are made when missing, which takes ``wal_level = logical`` and a role that may replicate.
-    A slot that nobody reads keeps the server's log from being removed: :meth:`drop` it when you are done.
+    The stream has a column ``op`` (another name: ``op=``), which is ``insert``, ``update`` or ``delete``, and columns
+    of the table: after an insert or update the row, before a delete its key (the whole row with REPLICA IDENTITY FULL;
+    the rest is NULL). A transaction is never divided between batches. It begins with the first change after ``slot``
+    was created; slot and publication are created when missing, which takes ``wal_level = logical`` and a role that may
+    replicate. A slot that nobody reads keeps the server's log from being removed: :meth:`drop` it when you are done.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class PostgresChanges:
     # ---- getting ready
 
     def check(self, name: str, relation: Relation, offset: Any) -> Checked:
-        """Looks at table, slot, publication and what we may do; makes none of them."""
+        """Looks at table, slot, publication and our permissions; creates nothing."""
         self._prepare(name, relation)
         try:
             self._check_table(relation)
@@ -96,7 +96,7 @@ class PostgresChanges:
             self._at = self._confirmed() if offset is None else _lsn(offset)
         except SQLAlchemyError as error:
             raise self._unreadable(error) from error
-        slot_told, publication_told = ("is there" if there else "will be made" for there in (slot, publication))
+        slot_told, publication_told = ("exists" if there else "will be created" for there in (slot, publication))
         told = f"slot {self._slot} {slot_told}, publication {self._publication} {publication_told}"
         return Checked(told, self.lag if slot else 0)
 
@@ -153,7 +153,7 @@ class PostgresChanges:
         self._reader.check_types(types, f"table {self._table} in {self._shown}", PRINTED)
 
     def _make_missing(self, offset: Any) -> None:
-        """The publication first: a slot shows nothing of what was committed before its publication was there."""
+        """The publication first: a slot shows nothing that was committed before its publication existed."""
         there = self._slot_there(offset)
         if not self._publication_there():
             quoted = self._database.dialect.identifier_preparer.quote_identifier(self._publication)
@@ -166,13 +166,13 @@ class PostgresChanges:
                 connection.execute(sa.text(make), {"name": self._slot})
 
     def _slot_there(self, offset: Any) -> bool:
-        """A slot that we have read from and that is gone took changes with it: a new one would begin behind them."""
+        """If a slot that we have read from is gone, changes are lost: a new one would begin after them."""
         plugin = self._asked("SELECT plugin FROM pg_replication_slots WHERE slot_name = :slot")
         if plugin is None and offset is not None:
             raise SourceError(
-                f"slot {self._slot} in {self._shown} is gone (dropped, or lost with a restored server), and with it the "
-                f"changes after {offset}. Ingest under a new name to begin with the next change, and bring what is missing "
-                "by SqlSource",
+                f"slot {self._slot} in {self._shown} is gone (dropped, or lost with a restored server), and with it "
+                f"the changes after {offset}. Ingest under a new name to begin with the next change, and load what "
+                "is missing with SqlSource",
                 source=self._name,
                 fatal=True,
             )
@@ -181,24 +181,24 @@ class PostgresChanges:
         return plugin is not None
 
     def _publication_there(self) -> bool:
-        """One that is there without our table would show nothing of it."""
+        """A publication that exists without our table would show nothing of it."""
         there = self._asked("SELECT 1 FROM pg_publication WHERE pubname = :publication") is not None
         if there and not self._asked(PUBLISHED):
             raise SourceError(
-                f"publication {self._publication} in {self._shown} is there, but without table {self._table}. ALTER PUBLICATION "
-                f"{self._publication} ADD TABLE {self._table}, or name another with publication=",
+                f"publication {self._publication} in {self._shown} exists, but without table {self._table}. ALTER "
+                f"PUBLICATION {self._publication} ADD TABLE {self._table}, or name another with publication=",
                 source=self._name,
                 fatal=True,
             )
         return there
 
     def _check_rights(self, slot: bool, publication: bool) -> None:
-        """What opening would take: reading from slots at all, and making what is missing."""
+        """What opening needs: permission to read from slots, and to create what is missing."""
         told = [] if self._asked(MAY_REPLICATE) else ["read from a slot (ALTER ROLE … REPLICATION)"]
         if not slot and not self._asked(FREE_SLOT):
-            told += ["make a slot: max_replication_slots of them are there"]
+            told += ["create a slot: all max_replication_slots are in use"]
         if not publication and not self._asked(MAY_PUBLISH):
-            told += ["make a publication (owner of the table, CREATE on the database); have it made"]
+            told += ["create a publication (owner of the table, CREATE on the database); have it created"]
         if told:
             raise SourceError(f"in {self._shown} we may not {' or '.join(told)}", source=self._name, fatal=True)
 
@@ -248,7 +248,7 @@ class PostgresChanges:
                 current = []
         if end == self._at:
             if messages:
-                self.committed(_text(end))  # nothing new in them: the slot had gone back
+                self.committed(_text(end))  # nothing new: the slot had gone back
             return None
         self._at = end
         return Polled(rows, _text(end), malformed, places.__getitem__)
@@ -259,7 +259,7 @@ class PostgresChanges:
         for number, change in enumerate(changes):
             place = f"{_text(end)} change {number}"
             if f"{change.table.schema}.{change.table.name}" != self._full_name(change.table.schema):
-                continue  # another table of the publication
+                continue  # a different table of the publication
             try:
                 rows.append(self._row(change))
                 places.append(place)
@@ -274,13 +274,14 @@ class PostgresChanges:
         for field, value in change.values.items():
             if value is UNCHANGED:
                 raise ValueError(
-                    f"{field} is large, was not changed, and so was not sent; ALTER TABLE {self._table} REPLICA IDENTITY FULL"
+                    f"{field} is a large value that did not change, so PostgreSQL did not send it; ALTER TABLE "
+                    f"{self._table} REPLICA IDENTITY FULL"
                 )
             if field in self._columns:
                 record[field] = from_text(self._columns[field], value)
         return self._reader.row(record)
 
-    # ---- letting the server forget
+    # ---- letting the server discard its log
 
     def committed(self, offset: Any) -> None:
         try:
@@ -296,7 +297,7 @@ class PostgresChanges:
                 connection.execute(sa.text(advance), {"at": offset, "slot": self._slot})
 
     def drop(self) -> None:
-        """Close, and remove slot and publication: the server keeps its log for them otherwise."""
+        """Close, and remove slot and publication: otherwise the server keeps its log for them."""
         quote = self._database.dialect.identifier_preparer.quote_identifier
         with self._database.begin() as connection:
             connection.execute(sa.text("SELECT pg_drop_replication_slot(:slot)"), {"slot": self._slot})

@@ -2,7 +2,7 @@
 
     B begin │ C commit │ R relation │ I insert │ U update │ D delete │ T truncate │ O origin │ Y type
 
-Values come as text. A value that was not changed and is stored apart (TOAST) does not come at all: UNCHANGED.
+Values come as text. An unchanged value that is stored out of line (TOAST) is not sent at all: UNCHANGED.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class Commit:
 
 
 class Decoder:
-    """Turns messages into values; remembers the relations it was told of."""
+    """Turns messages into values; remembers the relations it has seen."""
 
     def __init__(self) -> None:
         self._tables: dict[int, Table] = {}
 
     def decode(self, message: bytes) -> Change | Commit | None:
-        """A change or a commit; None for a message that says neither."""
+        """A change or a commit; None for any other message."""
         kind = message[:1]
         if kind == b"C":
             return Commit(struct.unpack_from(">Q", message, 10)[0])

@@ -1,8 +1,8 @@
-"""What a source or a schema says its fields hold, and which columns can take that: what never fits is told at the start.
+"""What a source or a schema says its fields hold, and which columns can take that: checked at the start.
 
-Types of all systems are compared as families, those of :mod:`tidegate.storage.types` (``integer``, ``text``, …) and ``object``, a
-JSON object. A field is told as its type for people and the families its values may be of; None: nobody knows. Only what can
-*never* fit is refused: a single value that does not is a rejected record.
+Types of all systems are compared as families, those of :mod:`tidegate.storage.types` (``integer``, ``text``, …) and
+``object``, a JSON object. A field is described by its type in words and the families its values may be of; None:
+unknown. Only what can *never* fit is refused: a single value that does not fit is a rejected record.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def unfit(
 
 
 def unwritable(relation: Relation, found: Mapping[str, Told], written: Taken) -> list[str]:
-    """The columns whose values are none of what a schema says their fields hold, in words."""
+    """The columns whose values can't be what the schema says their fields hold, in words."""
     told = []
     for column in relation.columns:
         shown, families = found.get(column.name, ("", None))

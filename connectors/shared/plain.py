@@ -1,4 +1,4 @@
-"""Batches in words that others understand: plain JSON values, and their stable id as text."""
+"""Batches in a form that other systems understand: plain JSON values, and their stable id as text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LONGEST_KEY = 150  # characters of a key in names and indexes
 
 
 def plain(value: Any) -> Any:
-    """A stored value as JSON has it. Decimals and times become text, bytes base64; no digit is lost.
+    """A stored value as a JSON value. Decimals and times become text, bytes base64; no digit is lost.
 
     >>> plain((Decimal("1.50"), dt.date(2026, 1, 2), None))
     ['1.50', '2026-01-02', None]

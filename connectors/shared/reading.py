@@ -1,7 +1,7 @@
 """Records from outside as rows of a stream: shared by all sources.
 
 A record is a JSON object by field name, or a list in column order. ``fields`` maps columns to fields of another name;
-fields without a column are a mistake unless ``ignore_unknown``. Text becomes the column's type as in ``tidegate.wire``.
+fields without a column are an error unless ``ignore_unknown``. Text becomes the column's type as in ``tidegate.wire``.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ UNREADABLE = (DataError, msgspec.DecodeError, UnicodeDecodeError, RecursionError
 
 
 class RowReader:
-    """Makes rows of one relation; what it can't make raises one of ``UNREADABLE``, whose text is the reason."""
+    """Makes rows of one relation; a record it can't read raises one of ``UNREADABLE``, whose text is the reason."""
 
     def __init__(
         self, relation: Relation, fields: Mapping[str, str] | None = None, ignore_unknown: bool = False
     ) -> None:
         self.relation = relation
-        self._wire = RowWire(relation, spelt=False)  # a source knows its integers
+        self._wire = RowWire(relation, spelt=False)  # a source sends integers as numbers
         self._plain = not fields and not ignore_unknown
         self._ignore = ignore_unknown
         given = dict(fields or {})
@@ -63,12 +63,12 @@ class RowReader:
         return named
 
     def check_fields(self, fields: Iterable[str], where: str) -> None:
-        """Raise SourceError when the source as a whole can't fit: a field without column, a NOT NULL column without field."""
+        """Raise SourceError when the source can't fit: a field without a column, a NOT NULL column without a field."""
         there = list(fields)
         unknown = [] if self._ignore else [field for field in there if field not in self._column_of]
         missing = [c.name for c in self.relation.columns if not c.nullable and self.field_of[c.name] not in there]
         if unknown or missing:
-            told = [f"it has {', '.join(map(repr, unknown))}, which the stream has not"] if unknown else []
+            told = [f"it has {', '.join(map(repr, unknown))}, which the stream does not have"] if unknown else []
             told += [f"it lacks {', '.join(missing)}, which can't be NULL"] if missing else []
             raise SourceError(
                 f"{where} does not fit stream {self.relation.name} ({', '.join(self.relation.column_names)}): "
@@ -78,7 +78,7 @@ class RowReader:
             )
 
     def check_schema(self, fields: Mapping[str, Told] | None, filled: str | None, where: str) -> None:
-        """Does what a schema tells fit? ``filled``: a column that is not in the record, but beside it."""
+        """Does the schema fit the stream? ``filled``: a column that is filled from beside the record."""
         if fields is not None:
             beside = [] if filled is None else [self.field_of[filled]]
             self.check_fields([*fields, *(field for field in beside if field not in fields)], where)
@@ -98,7 +98,7 @@ class RowReader:
 def read_all(
     records: Sequence[Any], read: Callable[[Any], Row], place: Callable[[int], str]
 ) -> tuple[list[Row], list[int], list[Malformed]]:
-    """The rows, the number of the record each came from, and the records that are none."""
+    """The rows, the number of the record each came from, and the records that are not rows."""
     rows, numbers, malformed = [], [], []
     for i, record in enumerate(records):
         try:
@@ -134,7 +134,7 @@ _TRUTH = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": F
 
 
 def shown(record: Any) -> str:
-    """A record for people."""
+    """A record in readable form."""
     if isinstance(record, (bytes, bytearray)):
         return record.decode(errors="backslashreplace")
     return record if isinstance(record, str) else repr(record)

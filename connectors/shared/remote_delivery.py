@@ -1,4 +1,4 @@
-"""Delivery from a served engine: the batches of a named subscription on their way to a sink."""
+"""Delivery from a served engine: sends the batches of a named subscription to a sink."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ LOOK_S = 0.2
 class RemoteWaiting:
     """What waits at a server for one name, as a delivery sees it.
 
-    When the server is away for longer than the client tries, the subscription is begun anew: it then brings everything
-    that was not acknowledged, also what was handed out, with the same ids.
+    When the server is away for longer than the client retries, the subscription is started again: it then delivers
+    everything that was not acknowledged, including what was already handed out, with the same ids.
     """
 
     def __init__(self, client: Client, stream: str, name: str) -> None:
         self.name = name
         self.stream = stream
         self._client = client
-        self._next: list[Batch] = []  # here, and not handed out
+        self._next: list[Batch] = []  # received, and not handed out
         self._handed_out: dict[tuple[object, int], Batch] = {}
         self._subscription: RemoteDurableSubscription | None = client.subscribe_durably(stream, name)
 
     def __len__(self) -> int:
-        """As far as we know here; the server may have more."""
+        """As far as we know; the server may have more."""
         return len(self._next) + len(self._handed_out) + len(self._subscription or ())
 
     def wait(self) -> None:
-        """For a moment: nothing to take then means that the server is there and has nothing."""
+        """Waits for a moment: if there is nothing after that, the server is up and has nothing."""
         if not self._next and (batch := self._get(LOOK_S)) is not None:
             self._next.append(batch)
 
@@ -50,7 +50,7 @@ class RemoteWaiting:
         return batches
 
     def put_back(self, batches: Iterable[Batch]) -> None:
-        """Unless a new subscription brings them anyway."""
+        """Unless a new subscription delivers them anyway."""
         self._next[:0] = [batch for batch in batches if self._handed_out.pop((batch.key, batch.id), None) is not None]
 
     def ack(self, batches: Iterable[Batch]) -> None:
@@ -88,7 +88,7 @@ class RemoteWaiting:
             lost.close()
 
     def interrupt(self) -> None:
-        pass  # nobody waits for long
+        pass  # wait() is short
 
     def close(self) -> None:
         if self._subscription is not None:
@@ -96,7 +96,7 @@ class RemoteWaiting:
 
 
 class RemoteDelivery(Delivery):
-    """One stream of a served engine on its way to one sink, in the background."""
+    """The delivery of one stream of a served engine to one sink, in the background."""
 
     def __init__(self, client: Client, connector: Connector) -> None:
         self._client = client
@@ -125,7 +125,7 @@ class RemoteDelivery(Delivery):
 
 
 def _drained(status: dict[str, Any], name: str) -> bool:
-    """What waits for a person, or behind a halted dataflow, may wait for ever. A server under load tells only counts."""
+    """What waits for a person, or for a halted dataflow, may wait forever. A server under load reports only counts."""
     running = status["unfinished"] and not status["halted"] and not status.get("questions")
     kept = next((one["waiting"] for one in status.get("subscriptions", ()) if one["name"] == name), None)
     return not running and kept == 0

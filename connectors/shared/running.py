@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tidegate")
 
-CHECK_S = 3.0  # that a server has to answer when it is only looked at
+CHECK_S = 3.0  # for a server to answer during a check
 METRICS_CONNECTIONS = 10
-DRAIN_S = 60.0  # that a sink has, at the end, for what waits
+DRAIN_S = 60.0  # for a sink to deliver what waits, at the end
 
 
 @contextmanager
 def running(setup: Setup, token: str | None = None) -> Iterator[Running]:
-    """Everything in the file at work; closed at the end."""
+    """Runs everything in the file; closes it at the end."""
     import tidegate
 
     with ExitStack() as stack:
@@ -56,7 +56,7 @@ class Running:
                 _check_stream(connector, borders, border=False)
             for connector in setup.sources:
                 _check_stream(connector, borders, border=True)
-            for connector in setup.sinks:  # first: they begin with what is emitted from now on
+            for connector in setup.sinks:  # sinks first: they begin with what is emitted from now on
                 self.deliveries.append(self._deliver(connector))
             for connector in setup.sources:
                 self.ingestions.append(self._ingest(connector))
@@ -86,7 +86,7 @@ class Running:
 
     @property
     def at_work(self) -> bool:
-        """Is there a source that may bring more?"""
+        """Is there a source that may deliver more?"""
         return any(ingestion.at_work for ingestion in self.ingestions)
 
     @property
@@ -96,7 +96,7 @@ class Running:
         return [one for one in everything if one.state == "stopped"]
 
     def drain(self, timeout_s: float = DRAIN_S) -> bool:
-        """Wait until what the sources brought has gone through and out; False when ``timeout_s`` was not enough."""
+        """Wait until everything from the sources is processed and delivered; False when ``timeout_s`` is too short."""
         from tidegate.engine.engine import Engine
 
         if isinstance(self._target, Engine):
@@ -164,7 +164,7 @@ def metrics(at_work: Running, port: int) -> Iterator[int]:
     try:
         server = BoundedServer(("127.0.0.1", port), Metrics, METRICS_CONNECTIONS)
     except OSError as error:
-        raise TidegateError(f"can't answer for metrics on port {port}: {error.strerror}") from None
+        raise TidegateError(f"can't serve metrics on port {port}: {error.strerror}") from None
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), name="tidegate-metrics", daemon=True)
     thread.start()
     try:
@@ -197,7 +197,7 @@ def metrics_text(facts: list[dict[str, Any]]) -> str:
 
 
 def check(setup: Setup, token: str | None = None) -> list[dict[str, Any]]:
-    """Look at everything once: does what is there fit? Takes, sends, makes and moves nothing."""
+    """Check everything once: does it fit together? Takes, sends, creates and moves nothing."""
     import tidegate
 
     with ExitStack() as stack:
@@ -205,7 +205,7 @@ def check(setup: Setup, token: str | None = None) -> list[dict[str, Any]]:
             target: Any = stack.enter_context(tidegate.connect(setup.url, setup.token or token, retry_s=CHECK_S))
             app = target.app()["name"]
         else:
-            there = Path(str(setup.directory)).exists()  # if not, it is not made, either
+            there = Path(str(setup.directory)).exists()  # if it does not exist, it is not created, either
             target = stack.enter_context(tidegate.open(load_app(str(setup.app)), setup.directory if there else None))
             app = target.app.name
         borders = _borders(target)

@@ -1,4 +1,4 @@
-"""Connectors from a TOML file: which kinds there are, what each takes, and errors that name the key.
+"""Connectors from a TOML file: the kinds, their parameters, and errors that name the key.
 
     app = "shop.py:app"             the engine: an app in a directory …
     directory = "shop.db"
@@ -10,8 +10,9 @@
     stream = "orders"               stream = "shipments"
     path = "in"                     url = "postgresql://…"
 
-Everything else is a parameter of the connector's class, under its name there; but ``size`` and ``limit`` of a source and
-``tries`` of a sink, which are those of ``ingest`` and ``deliver``. ``${NAME}`` in a text is an environment variable.
+Everything else is a parameter of the connector's class, under the same name, except ``size`` and ``limit`` of a source
+and ``tries`` of a sink, which are those of ``ingest`` and ``deliver``. ``${NAME}`` in a text is an environment
+variable.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ COMMON = {what: ("name", "kind", "stream", *options) for what, options in OPTION
 
 @dataclass(frozen=True)
 class Connector:
-    """One entry: where it stands, and the source or sink it describes."""
+    """One entry: its place in the file, and the source or sink it describes."""
 
     key: str
     name: str
@@ -86,7 +87,7 @@ def read_setup(path: str | Path) -> Setup:
     except OSError as error:
         raise TidegateError(f"can't read {path}: {error.strerror}") from None
     except tomllib.TOMLDecodeError as error:
-        raise TidegateError(f"{path} is no TOML: {error}") from None
+        raise TidegateError(f"{path} is not valid TOML: {error}") from None
     if _secrets(told):
         check_secret(Path(path), "passwords or tokens (write them as ${NAME}, and they come from the environment)")
     try:
@@ -120,14 +121,12 @@ def _setup(told: Mapping[str, Any]) -> Setup:
     sources = [_connector("source", i, entry) for i, entry in enumerate(_list(told, "source"), 1)]
     sinks = [_connector("sink", i, entry) for i, entry in enumerate(_list(told, "sink"), 1)]
     if not sources and not sinks:
-        raise TidegateError("there is no [[source]] and no [[sink]]: nothing to connect")
+        raise TidegateError("there is no [[source]] or [[sink]]: nothing to connect")
     for found in (sources, sinks):
         names = [connector.name for connector in found]
         for connector in found:
             if names.count(connector.name) > 1:
-                raise TidegateError(
-                    f"{connector.key}.name: {connector.name!r} is there twice; offsets are kept by name"
-                )
+                raise TidegateError(f"{connector.key}.name: {connector.name!r} is used twice; offsets are kept by name")
     return Setup(app, directory, url, token, sources, sinks)
 
 
@@ -190,7 +189,7 @@ _TYPES = {"str": str, "int": int, "float": (int, float), "bool": bool, "Mapping"
 
 
 def _check_type(key: str, value: Any, annotation: str) -> None:
-    """Is it one of the types that the parameter says? What is none of TOML's is left to the connector."""
+    """Is it of a type that the parameter declares? Types that TOML does not have are left to the connector."""
     wanted = [
         _TYPES[word] for word in re.findall(r"\b(?:str|int|float|bool|Mapping|list|Path)\b", annotation.split("[")[0])
     ]

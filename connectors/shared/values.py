@@ -23,7 +23,7 @@ from tidegate.wire import encode
 
 
 class Values(Protocol):
-    """Records as bytes, and back. What can't be read raises ValueError or msgspec.DecodeError."""
+    """Records to bytes, and back. Unreadable bytes raise ValueError or msgspec.DecodeError."""
 
     def fields(self) -> Mapping[str, Told] | None:
         """The fields a record has and their types (see :mod:`tidegate.connectors.shared.families`), when a schema says so."""
@@ -68,7 +68,7 @@ class JsonSchemaValues(JsonValues):
         try:
             kind.check_schema(self.schema)
         except SchemaError as error:
-            raise SourceError(f"that is no JSON Schema: {error.message}", fatal=True) from None
+            raise SourceError(f"not a valid JSON Schema: {error.message}", fatal=True) from None
         self._validator = kind(self.schema)
 
     def fields(self) -> Mapping[str, Told] | None:
@@ -80,8 +80,8 @@ class JsonSchemaValues(JsonValues):
         closed = self.schema.get("additionalProperties") is False
         needed = [name for name in self.schema.get("required", ()) if name not in relation.index_of]
         left_out = [name for name in relation.column_names if name not in found] if closed else []
-        told = [f"it requires {', '.join(needed)}, which the stream has not"] if needed else []
-        told += [f"it takes no {', '.join(left_out)} (additionalProperties)"] if left_out else []
+        told = [f"it requires {', '.join(needed)}, which the stream does not have"] if needed else []
+        told += [f"it does not allow {', '.join(left_out)} (additionalProperties)"] if left_out else []
         return told + unwritable(relation, found, AS_JSON)
 
     def decode(self, data: bytes) -> Any:
@@ -100,8 +100,8 @@ class JsonSchemaValues(JsonValues):
 class AvroValues:
     """Avro records of one schema (a dict, or the path of an ``.avsc`` file).
 
-    ``schema_id``: records are framed as schema registries have it, a zero byte and four of the schema's id; reading takes
-    frames of any id and none as well.
+    ``schema_id``: records are framed as for schema registries, with a zero byte and the four bytes of the schema's id;
+    reading accepts frames with any id, and none.
     """
 
     def __init__(self, schema: Mapping[str, Any] | str | Path, *, schema_id: int | None = None) -> None:
@@ -113,7 +113,7 @@ class AvroValues:
         try:
             self._schema: Any = fastavro.parse_schema(loaded)
         except Exception as error:
-            raise SourceError(f"that is no Avro schema: {error}", fatal=True) from None
+            raise SourceError(f"not a valid Avro schema: {error}", fatal=True) from None
         self._fields = {field["name"]: avro_told(field["type"]) for field in loaded.get("fields", [])}
         self._defaults = {field["name"] for field in loaded.get("fields", []) if "default" in field}
         self._read, self._write = fastavro.schemaless_reader, fastavro.schemaless_writer
@@ -124,7 +124,7 @@ class AvroValues:
     def unwritable(self, relation: Relation, key: str | None = None) -> list[str]:
         needed = [name for name in self._fields if name not in relation.index_of and name not in self._defaults]
         left_out = [name for name in relation.column_names if name not in self._fields and name != key]
-        told = [f"it has the fields {', '.join(needed)}, which the stream has not"] if needed else []
+        told = [f"it has the fields {', '.join(needed)}, which the stream does not have"] if needed else []
         told += [f"it has no field {', '.join(left_out)}, which the stream has"] if left_out else []
         return told + unwritable(relation, self._fields, AS_AVRO)
 
@@ -148,7 +148,7 @@ class AvroValues:
 
 
 def _for_avro(value: Any) -> Any:
-    """Our times are UTC; fastavro would take them for those of the machine's zone, and a tuple for a choice of type."""
+    """Our times are UTC; fastavro would read them in the machine's zone, and a tuple for a choice of type."""
     if isinstance(value, dt.datetime):
         return value.replace(tzinfo=dt.UTC)
     return [_for_avro(item) for item in value] if isinstance(value, tuple) else value

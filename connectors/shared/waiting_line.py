@@ -1,7 +1,8 @@
-"""A line between those who bring records and the ingestion that takes them: for sources that are pushed to.
+"""A queue between senders and the ingestion, for sources that are pushed to.
 
-Devices send when they like. What they send waits here, bounded by number and by bytes; when the line is full they are told to
-wait. Each entry is told when its rows are on disk, so that a device can keep what was not acknowledged and send it again.
+Devices send when they like. What they send waits here, bounded by count and by bytes; when the queue is full they are
+told to wait. Each entry is notified when its rows are on disk, so that a device can keep what was not acknowledged and
+send it again.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tidegate.errors import Overloaded
 from tidegate.outside.sources import Malformed, Polled
 from tidegate.storage.schema import Row
 
-CAPACITY_BYTES = 64 << 20  # of messages that are being read or wait
+CAPACITY_BYTES = 64 << 20  # of messages being read or waiting
 
 
 @dataclass(frozen=True)
@@ -50,11 +51,11 @@ class WaitingLine:
 
     @contextmanager
     def room(self, size: int) -> Iterator[None]:
-        """Keep room for a message of so many bytes while it is read; once in line it has its own. Overloaded without it."""
+        """Reserve room for a message of this size while it is read, until it is queued. Overloaded if none is left."""
         with self._changed:
             if self._bytes + size > self._capacity_bytes:
                 raise Overloaded(
-                    f"{self._bytes} bytes wait already; send it again later", capacity=self._capacity_bytes
+                    f"{self._bytes} bytes are already waiting; send it again later", capacity=self._capacity_bytes
                 )
             self._bytes += size
         try:
@@ -64,10 +65,12 @@ class WaitingLine:
                 self._bytes -= size
 
     def put(self, entry: Arrived) -> None:
-        """Wait in line; Overloaded when it is full or closed."""
+        """Queue an entry; Overloaded when the queue is full or closed."""
         with self._changed:
             if self._closed or len(self) >= self._capacity:
-                raise Overloaded(f"{len(self)} messages wait already; send it again later", capacity=self._capacity)
+                raise Overloaded(
+                    f"{len(self)} messages are already waiting; send it again later", capacity=self._capacity
+                )
             self._entries.append(entry)
             self._bytes += entry.size
             self._changed.notify_all()
@@ -100,7 +103,7 @@ class WaitingLine:
         with self._changed:
             self._closed = False
             self.number = max(self.number, offset or 0)
-            self._entries.extendleft(reversed(self._taken))  # taken, and not accepted after all
+            self._entries.extendleft(reversed(self._taken))  # taken, but not accepted in the end
             self._taken.clear()
 
     def close(self) -> None:

@@ -2,14 +2,14 @@
 
 Spark may run a micro-batch again after a crash, and numbers from 0 again under another query id when it gets a new checkpoint
 directory. So the offset of a source is the query *and* the number of its last micro-batch, recorded in the transaction of that
-batch, and a push leads from one offset to the next or is not taken:
+batch, and a push leads from one offset to the next or is refused:
 
     offset        micro-batch n of query q
     nothing       n = 0: push                  n > 0: refused, the engine lacks what Spark has counted as done
     (q, m)        n = m + 1: push              n <= m: in already         n > m + 1: refused, as above
     (p, m)        refused, unless the new query was announced (``new_checkpoint``) and begins at 0
 
-Knows nothing of Spark itself: values in, decisions out. Only :class:`Patience` waits.
+Independent of Spark itself: values in, decisions out. Only :class:`Patience` waits.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tidegate.errors import BatchError, DiskFull, EngineClosed, Overloaded, Serv
 
 T = TypeVar("T")
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 1.0
-AWAY = (None, 429, 503, 507)  # HTTP status of a server that is not there, or has no room: worth another try
+AWAY = (None, 429, 503, 507)  # HTTP status of a server that is unreachable or overloaded: worth another try
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Step:
 def next_step(
     source: str, offset: Any, query: str, batch: int, new_checkpoint: bool = False, *, gaps: bool = False
 ) -> Step | None:
-    """The step that micro-batch ``batch`` of ``query`` is; None when it was made already. Raises when it can't be made.
+    """The step that micro-batch ``batch`` of ``query`` is; None when it was already made. Raises when it can't be made.
 
     ``gaps``: micro-batches without rows are not seen at all, so a missing one says nothing.
     """
@@ -54,25 +54,26 @@ def next_step(
         if new_checkpoint and batch == 0:
             return step
         raise BatchError(
-            f"source {source!r} was fed by another query ({offset!r}); this one is {query}, at micro-batch {batch}. Its "
-            f"checkpoint directory is new or another one, so Spark would read from the beginning what is in the engine already. "
-            f"Start it with the old checkpoint directory; or, if its input is new, under another source name or with "
-            f"new_checkpoint=True",
+            f"source {source!r} was fed by another query ({offset!r}); this one is {query}, at micro-batch {batch}. "
+            "Its checkpoint directory is new or a different one, so Spark would read from the beginning what the "
+            "engine already has. Start it with the old checkpoint directory; or, if its input is new, under another "
+            "source name or with new_checkpoint=True",
             **facts,
         )
     missing = 0 if known is None else known["batch"] + 1
     if batch != missing and not gaps:
         raise BatchError(
-            f"Spark comes with micro-batch {batch} for source {source!r}, but the engine has not seen micro-batch {missing}: the "
-            f"engine is older than Spark's checkpoint (in memory, restored from a backup, or another directory). Open the right "
-            f"directory, or start with a new checkpoint directory and another source name to read everything again",
+            f"Spark sends micro-batch {batch} for source {source!r}, but the engine has not seen micro-batch "
+            f"{missing}: the engine is older than Spark's checkpoint (in memory, restored from a backup, or another "
+            "directory). Open the right directory, or start with a new checkpoint directory and another source name "
+            "to read everything again",
             **facts,
         )
     return step
 
 
 class Patience:
-    """Waits for an engine that has no room or is away; that is how back-pressure reaches Spark."""
+    """Waits for an engine that has no room or is unreachable; that is how back-pressure reaches Spark."""
 
     def __init__(self, timeout_s: float | None = None) -> None:
         self._timeout_s = timeout_s
@@ -80,7 +81,7 @@ class Patience:
         self.waited_s = 0.0
 
     def stop(self) -> None:
-        """Whoever waits gives up."""
+        """Makes all waiters give up."""
         self._stop.set()
 
     def insist(self, attempt: Callable[[], T]) -> T:
@@ -89,7 +90,7 @@ class Patience:
         pause_s = FIRST_PAUSE_S
         while True:
             if self._stop.is_set():
-                raise EngineClosed("the pipeline was stopped; the micro-batch comes again when it is started")
+                raise EngineClosed("the pipeline was stopped; the micro-batch is sent again when it is restarted")
             try:
                 return attempt()
             except (Overloaded, DiskFull, ServerError) as error:

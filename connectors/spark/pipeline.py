@@ -7,8 +7,9 @@ side:
            ▲                                         │ n is in already: nothing to do                                     │
            └─────────── Spark notes that n is done, plans n + 1 ◀───────────────────────────────────────────────────────┘
 
-Spark notes a micro-batch as done after it is on our disk, and runs it again, with the same rows, if it could not note that. Our
-cursor then says that it is in. An engine without room makes foreachBatch wait, so Spark plans nothing more.
+Spark notes a micro-batch as done after it is on our disk, and runs it again, with the same rows, if it could not note
+that. Our cursor then shows that the engine has it. An engine without room makes foreachBatch wait, so Spark plans
+nothing more.
 
 Across: :func:`share` lets Spark's processes read tables, follow output streams and write into border streams of an engine in this
 process; with a served one pass its URL. See :mod:`tidegate.connectors.spark.source`.
@@ -48,11 +49,12 @@ def pipe(
 ) -> Pipeline:
     """Start a streaming query that pushes every micro-batch of ``frame`` to a border stream, exactly once.
 
-    ``engine``: embedded, or a client of a served one. ``checkpoint``: Spark's checkpoint directory, the same after every
-    restart. ``source``: the name under which the engine remembers where the query stands (default: ``spark:`` and the stream);
-    one for each query. ``trigger``: as in Spark, ``{"availableNow": True}`` for example. ``timeout_s``: how long to wait for
-    an engine without room, or a server that is away, before the query fails (None: as long as it takes).
-    ``new_checkpoint``: this checkpoint directory is new on purpose, and its input is, too.
+    ``engine``: embedded, or a client of a served one. ``checkpoint``: Spark's checkpoint directory, the same after
+    every restart. ``source``: the name under which the engine stores the query's position (default: ``spark:`` and the
+    stream); one for each query. ``trigger``: as in Spark, ``{"availableNow": True}`` for example. ``timeout_s``: how
+    long to wait for an engine without room, or an unreachable server, before the query fails (None: as long as it
+    takes).
+    ``new_checkpoint``: this checkpoint directory is new on purpose, and so is its input.
     """
     from tidegate.connectors.spark.types import check_fits
 
@@ -72,14 +74,15 @@ def pipe(
 
 
 def _place(checkpoint: str | Path) -> str:
-    """The directory, for Spark's process, which may stand in another one; an address stays as it is."""
+    """The directory, for Spark's process, which may run in another one; a URL stays as it is."""
     return checkpoint if isinstance(checkpoint, str) and ":/" in checkpoint else str(Path(checkpoint).absolute())
 
 
 class Pipeline:
-    """A streaming query at work. ``query`` is Spark's; stop it here, so that one that waits for the engine lets go.
+    """A running streaming query. ``query`` is Spark's; stop it through this object, so that a wait for the engine ends.
 
-    ``pushed`` and ``repeated``: micro-batches that went in, and that were in already. ``waited_s``: time spent waiting for room.
+    ``pushed`` and ``repeated``: micro-batches that were pushed, and those the engine already had. ``waited_s``: time
+    spent waiting for room.
     """
 
     def __init__(
@@ -100,7 +103,7 @@ class Pipeline:
         return self._patience.waited_s
 
     def begin(self, query: StreamingQuery) -> None:
-        """The query is known now; its first micro-batch may wait for that."""
+        """The query is known now; its first micro-batch may be waiting for that."""
         self.query = query
         self._query_id = str(query.id)
         self._begun.set()
@@ -141,7 +144,7 @@ class Pipeline:
         return ended is None or bool(ended)
 
     def stop(self) -> None:
-        """Stop the query. A micro-batch that is not in comes again when it is started with the same checkpoint."""
+        """Stop the query. A micro-batch the engine lacks comes again after a restart with the same checkpoint."""
         self._patience.stop()
         self.query.stop()
 
@@ -172,8 +175,8 @@ def border_relation(engine: Engine | Client, stream: str) -> Relation:
 def register(spark: SparkSession) -> None:
     """Make ``spark.read.format("tidegate")`` and the like known to this session.
 
-    ``writeStream.start()`` looks data sources up in the session that is active in its thread. Where another thread has begun the
-    session, as ours does for windows, none is: this thread gets it.
+    ``writeStream.start()`` looks data sources up in the session that is active in its thread. If another thread started
+    the session, as ours does for windows, none is active: this thread then gets it.
     """
     from tidegate.connectors.spark.source import TidegateSource
 

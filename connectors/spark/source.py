@@ -1,8 +1,8 @@
 """The Spark data source ``tidegate``: tables to read, output streams to follow, border streams to write into.
 
-Spark runs these classes in Python processes of its own, on any of its machines, so they talk to the engine over its server:
-option ``url``, ``http://…`` or ``unix:…`` (see :func:`tidegate.connectors.spark.pipeline.share`), and ``token`` if it asks for
-one.
+Spark runs these classes in its own Python processes, on any of its machines, so they talk to the engine over its
+server: option ``url``, ``http://…`` or ``unix:…`` (see :func:`tidegate.connectors.spark.pipeline.share`), and ``token``
+if it asks for one.
 
 ======================  ============================  ========================================================================
 ``spark.read``          ``table`` (or ``load(name)``)  one query, at one state; ``where`` and ``columns`` go into its SQL
@@ -115,11 +115,11 @@ class TidegateSource(DataSource):
 class TableReader(DataSourceReader):
     """Reads a table by one query, so that all of it is of one state.
 
-    It takes no filters from Spark. Spark 4.3 plans a read once for each data frame and keeps it, with the filters of whichever
-    scan came last, for all of them: after ``df.where("id = 1").count()``, ``df.count()`` is 1, and a union of two filters has
-    the rows of one. Handing every filter back, for Spark to apply again, does not help, since the rows are not there, and no
-    Python is called for a scan without filters that could notice. It tells a reader nothing of columns. Options belong to the
-    data frame.
+    It takes no filters from Spark. Spark 4.3 plans a read once for each data frame and keeps it, with the filters of
+    whichever scan came last, for all of them: after ``df.where("id = 1").count()``, ``df.count()`` is 1, and a union of
+    two filters has the rows of one. Handing every filter back, for Spark to apply again, does not help, since the rows
+    are missing, and no Python that could notice is called for a scan without filters. It does not tell a reader which
+    columns are needed. Options belong to the data frame.
     """
 
     def __init__(self, options: dict[str, str], schema: StructType) -> None:
@@ -147,7 +147,7 @@ def _quoted(name: str) -> str:
 
 @dataclass
 class Rows(WriterCommitMessage):
-    """What a task read of its partition: an Arrow stream, and for which query it did."""
+    """What a task read of its partition: an Arrow stream, and the query it belongs to."""
 
     data: bytes
     query: str | None
@@ -163,7 +163,7 @@ class _Writer:
         self._source = options.get("source") or f"spark:{self._stream}"
         self._patience = Patience(float(options["timeout_s"]) if "timeout_s" in options else None)
         if overwrite:
-            raise TidegateError(f"stream {self._stream} can't be overwritten, only added to: mode('append')")
+            raise TidegateError(f"stream {self._stream} can't be overwritten, only appended to: mode('append')")
         with connected(options) as client:
             check_fits(schema, stream_relation(client, self._stream, border=True))
 

@@ -35,7 +35,7 @@ class OutputReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._stream = stream
         self._name = name
         self._at_once = int(options.get("batches", AT_ONCE))
-        self._last: set[str] | None = None  # with availableNow: what waited at the start
+        self._last: set[str] | None = None  # with availableNow: what was waiting at the start
 
     def _client(self) -> Client:
         return tidegate.connect(self._options["url"], self._options.get("token"))
@@ -51,7 +51,7 @@ class OutputReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._last = {cursor for cursor, _ in client.waiting(self._stream, self._name)}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """``start`` is done with for good: Spark asks for more after it has noted that."""
+        """``start`` is finished for good: Spark asks for more only after it has noted that."""
         done = set(start["cursors"])
         with self._client() as client:
             found = [c for c, _ in client.waiting(self._stream, self._name, self._at_once + len(done))]
@@ -74,7 +74,7 @@ class OutputReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if missing:
             raise ServerError(
                 f"{len(missing)} of {len(wanted)} batches of {self._stream} that Spark wants to read again are acknowledged: "
-                f"another query, or another subscriber, uses the name {self._name!r}. Give every query a name of its own",
+                f"another query, or another subscriber, uses the name {self._name!r}. Give every query its own name",
                 status=410,
             )
         for cursor in wanted:

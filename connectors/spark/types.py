@@ -28,7 +28,7 @@ _INTEGERS: dict[str, Callable[[], spark.DataType]] = {
 _TYPES: dict[str, Callable[[], spark.DataType]] = {
     "text": spark.StringType,
     "boolean": spark.BooleanType,
-    "timestamp": spark.TimestampType,  # ours are UTC: moments, which Spark shows in its session's zone
+    "timestamp": spark.TimestampType,  # ours are UTC: instants, which Spark shows in its session's zone
     "date": spark.DateType,
     "time": spark.StringType,
     "interval": spark.DayTimeIntervalType,
@@ -38,7 +38,7 @@ _TYPES: dict[str, Callable[[], spark.DataType]] = {
 }
 
 _WHOLE = ("byte", "short", "integer", "long")
-# what a stream's column takes, by Spark's name of the type; the values themselves are checked at the door
+# what a stream's column accepts, by Spark's name of the type; the values themselves are checked at the push
 _TAKEN: Mapping[str, tuple[str, ...]] = {
     "integer": _WHOLE,
     "float": (*_WHOLE, "float", "double", "decimal"),
@@ -99,7 +99,7 @@ def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
 
 
 def check_fits(schema: spark.StructType, relation: Relation) -> None:
-    """Raise, naming every column that is missing, not known or of a type that the stream can't take."""
+    """Raise, naming every column that is missing, unknown or of a type that the stream can't take."""
     problems: list[str] = []
     given = {field.name: field.dataType for field in schema.fields}
     for column in relation.columns:
@@ -114,7 +114,7 @@ def check_fits(schema: spark.StructType, relation: Relation) -> None:
     if problems:
         raise DataError(
             f"the data frame does not fit stream {relation.name}: {'; '.join(problems)}. The stream has "
-            f"{', '.join(f'{c.name} {c.type}' for c in relation.columns)}; select, cast and rename columns before",
+            f"{', '.join(f'{c.name} {c.type}' for c in relation.columns)}; select, cast and rename columns first",
             relation=relation.name,
             problems=problems,
         )

@@ -13,7 +13,7 @@ from tidegate.guard.addresses import without_secrets
 
 
 def missing_file(url: sa.URL) -> Path | None:
-    """The file of an SQLite database that is not there; looking into it would make it."""
+    """The file of an SQLite database that is not there; opening it would create it."""
     if url.get_backend_name() != "sqlite" or url.database in (None, "", ":memory:") or "uri" in url.query:
         return None
     path = Path(str(url.database))
@@ -34,7 +34,8 @@ def connect_database(url: str | sa.URL | sa.Engine) -> sa.Engine:
     except ArgumentError:
         shown = "what was given (with a password in it, perhaps)" if "@" in str(url) else repr(url)
         raise SinkError(
-            f"{shown} is no address of a database; write postgresql://user:password@host/database or sqlite:///file.sqlite",
+            f"{shown} is not a database address; write postgresql://user:password@host/database or "
+            "sqlite:///file.sqlite",
         ) from None
     settings: dict[str, Any] = {}
     if address.get_backend_name() == "postgresql":
@@ -48,7 +49,7 @@ def connect_database(url: str | sa.URL | sa.Engine) -> sa.Engine:
     except NoSuchModuleError:
         raise SinkError(
             f"{shown}: SQLAlchemy knows no database {address.get_backend_name()!r}; write postgresql://… or "
-            "sqlite:///…, or install the dialect of yours",
+            "sqlite:///…, or install the dialect for your database",
             sink=shown,
         ) from None
     except ImportError as error:

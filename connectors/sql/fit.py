@@ -1,4 +1,4 @@
-"""Does a table that is there fit a stream? Names, types, and columns that need a value; asked before anything is sent.
+"""Does an existing table fit a stream? Names, types, and columns that need a value; checked before anything is sent.
 
 A column fits when it keeps every value of the stream's type as it is. So INTEGER goes into BIGINT or NUMERIC, VARCHAR into
 TEXT, but BIGINT not into SMALLINT (too small), DOUBLE not into NUMERIC (digits get lost), and nothing but text into text:
@@ -20,8 +20,8 @@ from tidegate.storage.types import INTEGER_WIDTHS, ColumnType
 
 Type = sa.types.TypeEngine[Any]
 
-CHECKED = ("postgresql", "sqlite")  # of others we do not know what they keep; they tell when a batch comes
-DIGITS = {24: 6, 53: 15}  # decimal digits that a float of so many bits gives back as they were
+CHECKED = ("postgresql", "sqlite")  # what other databases keep is unknown; a misfit shows when a batch is sent
+DIGITS = {24: 6, 53: 15}  # decimal digits that a float of so many bits preserves
 UUID_LENGTH = 36
 MICROSECONDS = 6
 
@@ -50,14 +50,14 @@ def _told(column: Column, target: sa.Column[Any], dialect: sa.Dialect) -> str:
 
 
 def _needs_a_value(column: sa.Column[Any], dialect: str) -> bool:
-    """Can no row be inserted without it? SQLite fills in a key that is one integer."""
+    """Must every inserted row give it a value? SQLite fills in a key that is a single integer."""
     numbered = dialect == "sqlite" and column.primary_key and isinstance(column.type, sa.Integer)
     given = column.nullable or numbered or column.server_default is not None
     return not (given or column.identity is not None or column.computed is not None)
 
 
 def keeps(kind: ColumnType, target: Type, dialect: str) -> bool:
-    """Does a column of type ``target`` keep every value of ``kind``? True as well when nobody can tell."""
+    """Does a column of type ``target`` keep every value of ``kind``? True as well when that is unknown."""
     while isinstance(target, postgresql.DOMAIN):
         target = target.data_type
     if dialect not in CHECKED:

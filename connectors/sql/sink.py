@@ -4,11 +4,11 @@ The rows of a batch and the mark that it was delivered are written in ONE transa
 
     lock the sink's row ─▶ read the marks ─▶ insert rows and marks of batches without one ─▶ commit
 
-So the target never holds rows without their mark or a mark without its rows. If we crash, or lose the
-connection, before the commit is known, the batches are sent again, and the marks say which of them are
-there. The lock comes first, and the marks are read under it: a process that was thought dead, or a COMMIT of
-it that is still on its way, is waited for, and then seen. A mark carries a digest of its rows, so that a
-batch of *another* engine with the same id is an error, not a repeat.
+So the target never holds rows without their mark or a mark without its rows. If we crash, or lose the connection,
+before the commit is known, the batches are sent again, and the marks say which of them are there. The lock comes first,
+and the marks are read under it: if a process that was thought dead is still committing, we wait for it and then see its
+marks. A mark carries a digest of its rows, so that a batch of *another* engine with the same id is an error, not a
+repeat.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ DELIVERED = "tidegate_delivered"
 class SqlSink:
     """Inserts the rows of each batch into ``table`` of the database at ``url`` (or of an SQLAlchemy engine).
 
-    The table is made if it is missing; an existing one needs a column for each of the stream's, of a type that
+    The table is created if it is missing; an existing one needs a column for each of the stream's, of a type that
     keeps its values (:mod:`tidegate.connectors.sql.fit`), and may have others that have a default. ``schema``: where
     it is, with the marks beside it. ``at_once``: batches that share a transaction.
-    ``history``: keep the mark of every batch. Otherwise those go that can't be sent again, because their
-    acknowledgement is in our log; a restored backup of the engine then stops with an error instead of
-    recognising what was delivered after it.
+    ``history``: keep the mark of every batch. Otherwise marks are deleted once their batch can't be sent again, because
+    its acknowledgement is in our log; a restored backup of the engine then stops with an error instead of recognising
+    what was delivered after it.
     """
 
     transactional = True
@@ -89,7 +89,7 @@ class SqlSink:
     # ---- getting ready
 
     def open(self, name: str, relation: Relation) -> None:
-        """Make what is missing in the target, and check that what is there fits the stream."""
+        """Create what is missing in the target, and check that what exists fits the stream."""
         self.name = name
         try:
             self._target = self._find_or_create(relation)
@@ -103,12 +103,12 @@ class SqlSink:
         ]
 
     def check(self, name: str, relation: Relation) -> str:
-        """Would :meth:`open` do? Makes and changes nothing; says what it found."""
+        """Would :meth:`open` succeed? Creates and changes nothing; says what it found."""
         self.name = name
         if (missing := missing_file(self._database.url)) is not None:
             if not missing.absolute().parent.is_dir():
-                raise SinkError(f"can't make {missing}: there is no directory {missing.parent}", sink=name)
-            return f"{missing} and table {self._table_name} will be made"
+                raise SinkError(f"can't create {missing}: there is no directory {missing.parent}", sink=name)
+            return f"{missing} and table {self._table_name} will be created"
         try:
             target = self._find()
             if sa.inspect(self._database).has_table(SINKS, schema=self._schema):
@@ -117,7 +117,7 @@ class SqlSink:
         except SQLAlchemyError as error:
             raise self._unusable(relation.name, error) from error
         if target is None:
-            return f"table {self._table_name} will be made"
+            return f"table {self._table_name} will be created"
         self._check_fit(relation, target)
         return f"table {self._table_name} has its columns"
 
@@ -150,7 +150,7 @@ class SqlSink:
             raise SinkError(
                 f"table {self._table_name} ({', '.join(target.columns.keys())}) in {self._shown} does not fit stream "
                 f"{relation.name} ({', '.join(relation.column_names)}): {'; '.join(told)}. Change it (ALTER TABLE) or the "
-                "stream, or give SqlSink another table; one that is not there is made to fit",
+                "stream, or give SqlSink another table; a table that does not exist is created to fit",
                 sink=self.name,
                 stream=relation.name,
                 misfits=told,
@@ -172,7 +172,7 @@ class SqlSink:
     def _check_stream(self, known: str | None, stream: str) -> None:
         if known not in (None, stream):
             raise SinkError(
-                f"delivery {self.name!r} has brought batches of {known} to {self._shown}, not of {stream}; "
+                f"delivery {self.name!r} has delivered batches of {known} to {self._shown}, not of {stream}; "
                 "use another name",
                 sink=self.name,
                 stream=stream,
@@ -210,8 +210,8 @@ class SqlSink:
         locked = connection.execute(self._sinks.update().where(mine).values(sends=self._sinks.c.sends + 1))
         if locked.rowcount != 1:
             raise SinkError(
-                f"the row of {self.name!r} in {SINKS} of {self._shown} is gone, so nobody knows what was "
-                f"delivered; restore it with {DELIVERED}, or close the engine and deliver under a new name",
+                f"the row of {self.name!r} in {SINKS} of {self._shown} is gone, so it is unknown what was delivered; "
+                f"restore it with {DELIVERED}, or close the engine and deliver under a new name",
                 sink=self.name,
             )
 
@@ -234,11 +234,11 @@ class SqlSink:
             return True
         if known == digest(batch.rows):
             return False
-        what = "has other rows than the batch delivered under its id" if known else f"comes after batch {max(marks)}"
+        what = "has other rows than the batch delivered under its id" if known else f"is sent after batch {max(marks)}"
         raise SinkError(
-            f"{batch!r} {what} to {self._table_name} in {self._shown}. Another engine delivers under the "
-            f"name {self.name!r}, or this one began anew or from a backup. Deliver under another name, and "
-            "look at what is in the table",
+            f"{batch!r} {what} to {self._table_name} in {self._shown}. Another engine delivers under the name "
+            f"{self.name!r}, or this one started over or from a backup. Deliver under another name, and check what is "
+            "in the table",
             sink=self.name,
             stream=batch.stream,
             batch_id=batch.id,
@@ -277,7 +277,7 @@ class SqlSink:
     def _unusable(self, stream: str, error: SQLAlchemyError) -> SinkError:
         return SinkError(
             f"can't deliver {stream} to table {self._table_name} in {self._shown}: {_told(error)}. Check the address, that the "
-            "server is up, and what we may do there",
+            "server is up, and our permissions there",
             sink=self.name,
             stream=stream,
         )
@@ -286,8 +286,8 @@ class SqlSink:
         why = _told(error)
         unwanted = isinstance(error, (DataError, IntegrityError)) and not error.connection_invalidated
         return (SinkRefused if unwanted else SinkError)(
-            f"{self._shown} did not take a batch of {stream} for table {self._table_name}: {why}. Check "
-            "that the server is up and that the table takes these rows; the batch is kept and sent again",
+            f"{self._shown} did not accept a batch of {stream} for table {self._table_name}: {why}. Check that the "
+            "server is up and that the table accepts these rows; the batch is kept and sent again",
             sink=self.name,
             stream=stream,
         )

@@ -27,8 +27,8 @@ LOOK_S = 0.2
 class SqlSource:
     """Rows of ``table`` (a name, or a query in parentheses) of the database at ``url``, in the order of ``cursor``.
 
-    ``cursor``: a column whose values are unique and ascend as rows are committed. ``follow``: go on looking for new rows
-    every ``every_s`` seconds; otherwise it is finished when there are none. ``fields``, ``ignore_unknown``: see
+    ``cursor``: a column whose values are unique and ascend as rows are committed. ``follow``: keep looking for new rows
+    every ``every_s`` seconds; otherwise it finishes when there are none. ``fields``, ``ignore_unknown``: see
     :mod:`tidegate.connectors.shared.reading`.
     """
 
@@ -87,7 +87,8 @@ class SqlSource:
             raise self._unreadable(error, fatal) from error
         if self._cursor not in found:
             raise SourceError(
-                f"{self._table} in {self._shown} has no column {self._cursor!r} to read on by; it has {', '.join(found)}",
+                f"{self._table} in {self._shown} has no column {self._cursor!r} to use as a cursor; it has "
+                f"{', '.join(found)}",
                 source=name,
                 fatal=True,
             )
@@ -100,7 +101,7 @@ class SqlSource:
         self._kept = [n for n in found if n in fields or n != self._cursor]
 
     def _types(self, connection: sa.Connection, result: Any) -> dict[str, Told]:
-        """Of the columns, as far as the database tells. In SQLite only a column of text says what its values are."""
+        """The types of the columns, as far as the database knows. In SQLite only those of text columns are reliable."""
         if connection.dialect.name == "postgresql":
             described = result.cursor.description
             return {column.name: postgres_told(column.type_display) for column in described}
@@ -110,7 +111,7 @@ class SqlSource:
         return {}
 
     def _truthful(self, record: dict[str, Any]) -> dict[str, Any]:
-        """Databases without a type for true and false have 1 and 0."""
+        """Databases without a boolean type have 1 and 0."""
         for field in self._truths:
             if record.get(field) in (0, 1):
                 record[field] = bool(record[field])
@@ -145,7 +146,7 @@ class SqlSource:
         if len(set(values)) < len(values) or None in values:
             raise SourceError(
                 f"{self._cursor} of {self._table} in {self._shown} is not unique (or is NULL): from {values[0]!r} to "
-                f"{values[-1]!r} there are {len(values)} rows and {len(set(values))} values. Read by a column that is",
+                f"{values[-1]!r} there are {len(values)} rows and {len(set(values))} values. Use a column that is",
                 source=self._name,
                 fatal=True,
             )
@@ -161,8 +162,8 @@ class SqlSource:
     def _unreadable(self, error: SQLAlchemyError, fatal: bool = False) -> SourceError:
         why = " ".join(str(getattr(error, "orig", None) or error).split()).rstrip(".")
         return SourceError(
-            f"can't read {self._table} in {self._shown}: {why}. Check the address, that the server is up, and what we may read "
-            "there",
+            f"can't read {self._table} in {self._shown}: {why}. Check the address, that the server is up, and our "
+            "permissions there",
             source=self._name,
             fatal=fatal,
         )

@@ -35,9 +35,9 @@ _TYPES: dict[str, type[sa.types.TypeEngine[Any]]] = {
     "uuid": sa.Uuid,
 }
 
-INTERVALS = (sa.Interval, postgresql.INTERVAL)  # the second is what a column that is there is found to be
+INTERVALS = (sa.Interval, postgresql.INTERVAL)  # the second is how an existing column is reported
 
-_AS_TEXT = ("decimal", "uuid")  # in SQLite, which has no type that keeps their digits or their look
+_AS_TEXT = ("decimal", "uuid")  # in SQLite, which has no type that keeps their digits or form
 
 
 def target_type(kind: ColumnType, dialect: str) -> sa.types.TypeEngine[Any]:
@@ -61,7 +61,7 @@ def target_type(kind: ColumnType, dialect: str) -> sa.types.TypeEngine[Any]:
 
 
 def converter(kind: ColumnType, target: sa.types.TypeEngine[Any]) -> Callable[[Any], Any] | None:
-    """What turns a stored value into one for a column of type ``target``; None: it goes in as it is."""
+    """What turns a stored value into one for a column of type ``target``; None: it is used as it is."""
     is_json = isinstance(target, sa.JSON)
     match kind.family:
         case "json" if is_json:

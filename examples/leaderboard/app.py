@@ -22,7 +22,7 @@ TRENDING = 100
 def leaderboard(
     contestants: int = 25, eliminate_every: int | None = 1_000, votes_per_phone: int = VOTES_PER_PHONE
 ) -> App:
-    """The app, for a contest of this size; ``eliminate_every=None``: nobody leaves."""
+    """The app, for a contest of this size; ``eliminate_every=None``: no contestant leaves."""
     app = App("leaderboard")
     app.table("""CREATE TABLE contestants (id INTEGER PRIMARY KEY, name VARCHAR NOT NULL,
                                            total BIGINT NOT NULL DEFAULT 0, trending BIGINT NOT NULL DEFAULT 0)""")

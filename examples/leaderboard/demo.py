@@ -15,7 +15,7 @@ from tidegate.examples.leaderboard.reference import Contest, random_votes
 
 
 def run(votes: int = 60_000, seed: int = 1, seconds: float = 8.0, console: Console | None = None) -> bool:
-    """Play a contest in about ``seconds`` seconds, show it, and compare its end with the plain-Python reference."""
+    """Play a contest in about ``seconds`` seconds, show it, and compare its result with the plain-Python reference."""
     console = console or Console()
     cast = random_votes(votes, seed)
     steps = 100
@@ -58,7 +58,7 @@ def _board(engine: Engine) -> Table:
 
 def _left(left: list[tuple[int, int]]) -> str:
     if not left:
-        return "[dim]nobody has left yet[/]"
+        return "[dim]no one has left yet[/]"
     recent = ", ".join(f"{contestant} ({total:,})" for contestant, total in left[-6:])
     return f"[dim]{len(left)} left, last: {recent}[/]"
 

@@ -1,4 +1,4 @@
-"""The same contest on bare dictionaries: what the right answer is, and what the logic alone costs."""
+"""The same contest on bare dictionaries: the right answer, and the cost of the logic alone."""
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@
     ecg ──▶ find_rhythm ──▶ beats ──▶ watch_rate ──▶ fast ──▶ recommend_slower ──▶ … the same, with a window by beats
     visits ──▶ visit ──▶ visit_outcomes                                             SP4: a doctor's round, the schedule
 
-All of them read and write ``med_events``, one partition for each patient. While a doctor thinks, that patient's partition stays
-locked; other patients go on.
+All of them read and write ``med_events``, one partition for each patient. While a doctor decides, that patient's
+partition stays locked; other patients are not affected.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def hospital(
     backend: dict[str, Any] | None = None,
     recovery: Literal["weak", "strong", "effects"] = "weak",
 ) -> App:
-    """The app. Undecided recommendations lapse after ``deadline_s``; a sign is not asked about again for ``quiet_s``.
+    """The app. Undecided recommendations lapse after ``deadline_s``; a sign is not raised again for ``quiet_s``.
 
     ``backend``: further arguments for the windows over waveforms, such as a pattern. ``recovery``: what is logged.
     """
@@ -89,7 +89,7 @@ def _desk(app: App) -> None:
 
     @app.procedure(writes=[partition("med_events", by="patient")])
     def record(txn: Transaction, patient: int, events: list[list[Any]]) -> None:
-        """Take over what was charted elsewhere: drug, given_at, until_at, dose, unit."""
+        """Record what was charted elsewhere: drug, given_at, until_at, dose, unit."""
         for drug, given_at, until_at, dose, unit in events:
             _add_event(txn, patient, drug, given_at, dose, unit, "record", until_at=until_at)
 
@@ -125,7 +125,7 @@ def _emergency(app: App, deadline_s: float, quiet_s: float, backend: dict[str, A
         },
     )
     def watch_pressure(txn: Transaction, pap: Batch) -> None:
-        """SP1: the average of a minute; when it is too high, the recent medications go along."""
+        """SP1: the average over a minute; when it is too high, the recent medications are passed on with it."""
         for result in txn.window("minute").results:
             patient = txn.get("patients", txn.key)
             if patient is None or result.fault is not None or result.mean < patient.pap_limit:
@@ -141,7 +141,7 @@ def _emergency(app: App, deadline_s: float, quiet_s: float, backend: dict[str, A
         writes=[partition("asked")],
     )
     def recommend(txn: Transaction, elevated: Batch) -> None:
-        """SP2: the drug this calls for, unless it was given recently or does not go with what was given."""
+        """SP2: the drug this calls for, unless it was given recently or interacts with what was given."""
         _recommend(txn, elevated[0], "recommendations", "notices")
 
     @app.procedure(
@@ -162,7 +162,7 @@ def _emergency(app: App, deadline_s: float, quiet_s: float, backend: dict[str, A
         windows={"recent": window("pap", count=10, slide=5, compute=minute)},
     )
     def check_signal(txn: Transaction, pap: Batch) -> None:
-        """The trend for the display, and alarms about the line. It does not wait for anyone's decision."""
+        """The trend for the display, and alarms about the line. It does not wait for a decision."""
         for result in txn.window("recent").results:
             state = result.fault or "ok"
             txn.emit("vitals", [(txn.key, result.ended_at, result.mean, state)])
@@ -267,7 +267,7 @@ def _visits(app: App) -> None:
 
     @app.procedure(inputs="visits", outputs="visit_outcomes", reads=list(RULES), writes=[partition("med_events")])
     def visit(txn: Transaction, visits: Batch) -> None:
-        """SP4: check against what was given, then give. Who wants to give nothing has looked after the patient."""
+        """SP4: check against what was given, then give. A visit without a drug only saw the patient."""
         for wish in visits:
             against = None if wish.drug is None else _objection(txn, wish.drug, wish.visit_at)
             given = wish.drug is not None and against is None

@@ -1,4 +1,4 @@
-"""Where the windows over waveforms are evaluated: on Spark if this machine can, on the spot otherwise."""
+"""Where the windows over waveforms are evaluated: on Spark if this machine has it, in this process otherwise."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tidegate.errors import TidegateError
 
 @dataclass(frozen=True)
 class Where:
-    """``settings`` for tidegate.open, ``window`` for the declaration, ``told`` for people.
+    """``settings`` for tidegate.open, ``window`` for the declaration, ``told`` for the user.
 
-    On Spark a job costs the same for one window as for many: batches of five seconds of all patients wait together, and their
-    windows are evaluated in one.
+    On Spark a job costs the same for one window as for many: batches of five seconds of all patients are collected, and
+    their windows are evaluated in one job.
     """
 
     told: str

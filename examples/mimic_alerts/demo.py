@@ -1,4 +1,4 @@
-"""The demonstration: a shift on the ward, in a page to look at or without."""
+"""The demonstration: a shift on the ward, with or without a page."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tidegate.examples.mimic_alerts.ward import Ward
 
 @dataclass(frozen=True)
 class Options:
-    """What to play. ``speed``: ward seconds per second, 0 for as fast as it goes."""
+    """What to play. ``speed``: ward seconds per second, 0 for as fast as possible."""
 
     minutes: float = 10
     patients: int = 8
@@ -42,7 +42,7 @@ class Options:
 
 
 def source_of(options: Options, where: Where) -> Source:
-    """As fast as it goes, five seconds are a batch where that helps; for people, one."""
+    """At full speed five seconds are a batch where that helps; on the page, one."""
     if options.data is not None:
         return Records(options.data, set(options.only) or None, packets=1 if options.speed else 5)
     fast = options.speed == 0 or options.speed >= 10
@@ -71,9 +71,7 @@ def run_headless(options: Options, console: Console, as_json: bool = False) -> d
     told = Console(stderr=True) if as_json else console
     told.print(f"[bold]Hospital[/]: {source.name}, {len(source.patients)} patients. {where.told}.", highlight=False)
     if not options.auto_doctor:
-        told.print(
-            "Nobody decides, so every question lapses; --auto-doctor brings a simulated doctor.", highlight=False
-        )
+        told.print("No one decides, so every question lapses; --auto-doctor adds a simulated doctor.", highlight=False)
     shift = open_shift(options, source, where)
     began = time.perf_counter()
     with shift.engine, interruptible() as stopped, _progress(told) as bar:
@@ -111,7 +109,7 @@ def _clock(seconds: float) -> str:
 
 @contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
-    """Within it the first Ctrl-C only asks to stop, so that what happened until then can be told; the second is as ever."""
+    """Inside, the first Ctrl-C only requests a stop, so that the outcome can be reported; the second is as usual."""
     asked = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield asked.is_set

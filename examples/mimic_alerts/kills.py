@@ -1,8 +1,8 @@
 """A shift in a process that is killed again and again, at any moment or at a named crash point; then, was it safe?
 
 parent                              child (dies by SIGKILL)
-  │  start ──────────────────────▶  open the directory, go on with the shift where it stopped, alerts to a database
-  │  ◀── decisions (file) ────────  written down when they were acknowledged
+  │  start ──────────────────────▶  open the directory, resume the shift where it stopped, alerts to a database
+  │  ◀── decisions (file) ────────  recorded when they were acknowledged
   │  kill; start again …
   ▼
 every dose allowed, every alert and visit delivered once, every decision applied once, none lost
@@ -54,7 +54,7 @@ POINTS = (
 
 @dataclass
 class Killed:
-    """What a shift with kills came to."""
+    """The outcome of a shift with kills."""
 
     kills: int = 0
     alerts: int = 0
@@ -124,7 +124,7 @@ class Plan:
 
 
 class Child:
-    """Plays what was not played yet, with a doctor who writes down what was acknowledged."""
+    """Plays what was not played yet, with a doctor who records what was acknowledged."""
 
     def __init__(self, directory: Path, plan: Plan) -> None:
         self._progress = directory / "progress"
@@ -141,7 +141,7 @@ class Child:
         self.shift = Shift(self.engine, self.source, self.clock, Doctor(plan.seed, 0.85, 0.1, (5, 25)))
 
     def run(self, last: int | None = None) -> None:
-        """To the end; ``last``: with this step it is over."""
+        """To the end; ``last``: stop after this step."""
         if not self.engine.query("SELECT count(*) FROM patients").scalar():
             self.shift.admit()
         for step in self.source.steps():
@@ -236,7 +236,7 @@ def _run_with_kills(kills: int, plan: Plan, directory: Path) -> Killed:
         child.kill()
         child.join()
         if stuck:
-            raise TidegateError(f"the shift with seed {plan.seed} does not come to an end")
+            raise TidegateError(f"the shift with seed {plan.seed} does not finish")
         if child.exitcode == -signal.SIGKILL:
             found.kills += 1
             found.points[died.read_text() if died.exists() else "any moment"] += 1

@@ -1,4 +1,4 @@
-"""The page: a thread plays the shift, what it shows goes to every browser as Server-Sent Events.
+"""The page: a thread plays the shift, and every browser gets it as Server-Sent Events.
 
 The ordinary server (:mod:`tidegate.server`) runs on the same engine and takes the doctor's answers, gives the picture of the
 dataflow, and has its console at ``/``. This file adds ``/ward``: the page, its feed, and the buttons for pause and speed.
@@ -50,7 +50,7 @@ POLICY = "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' d
 USUAL_PORT = 8090
 KEPT = 400  # events a browser may be behind; it then jumps to the newest
 SCREEN = 10  # waves that fill a screen
-STATE_S = 0.25  # how often the lists beside the waves are renewed
+STATE_S = 0.25  # how often the lists beside the waves are refreshed
 SLOWEST, FASTEST = 0.1, 60.0  # ward seconds per second
 log = logging.getLogger("tidegate.hospital")
 
@@ -71,7 +71,7 @@ class Hub:
         self._number += 1
 
     def screen(self) -> tuple[int, list[str]]:
-        """For a browser that comes later: the number of the newest event, and the waves that are on the screen."""
+        """For a browser that connects later: the number of the newest event, and the waves that are on the screen."""
         return self._number, list(self._waves)
 
     def after(self, number: int) -> list[tuple[int, str]]:
@@ -79,7 +79,7 @@ class Hub:
 
 
 class Player:
-    """Plays a shift in a thread of its own, at a speed that can be changed."""
+    """Plays a shift in its own thread, at a variable speed."""
 
     def __init__(self, shift: Shift, speed: float, paused: bool = False) -> None:
         self.shift = shift
@@ -90,7 +90,7 @@ class Player:
         self.hub = Hub()
         self.state = State(shift)
         self._told_at = 0.0
-        self._telling = threading.Lock()  # what is told last is newest
+        self._telling = threading.Lock()  # the last event is the newest
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hospital", daemon=True)
 
@@ -106,7 +106,7 @@ class Player:
         return self._stop.is_set()
 
     def control(self, wanted: dict[str, Any]) -> dict[str, Any]:
-        """Pause, go on, change the speed; returns what holds now."""
+        """Pause, resume, change the speed; returns the current values."""
         if isinstance(wanted.get("paused"), bool):
             self.paused = wanted["paused"]
         if isinstance(wanted.get("speed"), (int, float)) and SLOWEST <= wanted["speed"] <= FASTEST:
@@ -141,14 +141,14 @@ class Player:
             self.hub.put("state", {**self.state.latest, **self.controls()})
 
     def _waited(self) -> bool:
-        """Stand still while paused; True when it is over."""
+        """Wait while paused; True when the shift is over."""
         while self.paused and not self._stop.wait(0.05):
             if time.monotonic() - self._told_at > STATE_S:
                 self._tell()
         return self._stop.is_set()
 
     def _wind_down(self) -> None:
-        """No more waves; questions that are still open go on until they are answered or lapse."""
+        """No more waves; questions that are still open stay until they are answered or lapse."""
         while self.shift.engine.scheduler.live and not self._stop.wait(1 / self.speed):
             if self._waited():
                 return
@@ -158,7 +158,7 @@ class Player:
             self._tell()
 
     def _tell(self) -> None:
-        """In the thread that plays: what the patients answer to must not change while their waves are made."""
+        """In the thread that plays: what the patients respond to must not change while their waves are made."""
         with self._telling:
             found = self.state.look()
             self.hub.put("state", {**found, **self.controls()})
@@ -282,7 +282,7 @@ class LiveServer:
 
 
 def run_live(options: Options, console: Console, host: str, port: int | None, browser: bool) -> dict[str, Any]:
-    """Play with a page until Ctrl-C; then, what it came to."""
+    """Play with a page until Ctrl-C, then report the outcome."""
     where = choose_backend(options.backend)
     source = source_of(options, where)
     shift = open_shift(options, source, where)
@@ -323,8 +323,9 @@ def _serve(player: Player, host: str, port: int | None) -> LiveServer:
     """At the port asked for; without one at the usual port, or any when that is taken."""
     if not Settings(host=host).loopback:
         raise TidegateError(
-            f"--host {host} lets other machines in, and anybody who sees this page may decide; listen on 127.0.0.1, and reach it "
-            f"from elsewhere through a tunnel such as ssh -L {port or USUAL_PORT}:127.0.0.1:{port or USUAL_PORT}"
+            f"--host {host} lets other machines connect, and anyone who sees this page may decide; listen on "
+            "127.0.0.1, and reach it from elsewhere through a tunnel such as ssh -L "
+            f"{port or USUAL_PORT}:127.0.0.1:{port or USUAL_PORT}"
         )
     if port is not None:
         return LiveServer(player, host, port)

@@ -1,15 +1,15 @@
-"""What goes wrong without the guarantees: the hospital's own procedures, run by something that gives none, or all but one.
+"""What goes wrong without the guarantees: the hospital's own procedures, run with none of them, or all but one.
 
-The functions are those of :mod:`app`; only what runs them is different. It keeps tables in dictionaries and runs one step of one
-alert or visit at a time, in the ward's time, with these switches:
+The functions are those of :mod:`app`; only the runtime is different. It keeps tables in dictionaries and runs one step
+of one alert or visit at a time, in the ward's time, with these switches:
 
 ``isolation`` off: while the doctor thinks nothing is locked. What SP2 looked at may have changed when SP3 writes.
 
-``order`` off: several workers take what waits for a patient as they come to it, up to a minute late.
+``order`` off: several workers take what waits for a patient in any order, up to a minute late.
 
-``replay``: what happens to messages between the steps when the process is killed. ``"once"``: they are acknowledged together with
-what the step wrote. ``"at least once"``: every few steps, so those since then are run again. ``"at most once"``: before the step
-runs, so what was on its way is gone.
+``replay``: what happens to messages between the steps when the process is killed. ``"once"``: they are acknowledged
+together with what the step wrote. ``"at least once"``: every few steps, so the steps since then are run again. ``"at
+most once"``: before the step runs, so what was under way is lost.
 
 With every switch on it makes no mistake, so the mistakes come from the switches. It is a model of how the usual parts are put
 together (queue, workers, database), not a measurement of any product.
@@ -44,7 +44,7 @@ ACKNOWLEDGED_EVERY = 40  # steps
 
 
 class Window(NamedTuple):
-    """What the window over a minute of pressure gave."""
+    """The result of the window over a minute of pressure."""
 
     ended_at: dt.datetime
     mean: float
@@ -66,7 +66,7 @@ class Decision(NamedTuple):
 
 @dataclass(frozen=True)
 class Input:
-    """A batch that comes in: a window of a patient, or a visit."""
+    """An input batch: a window of a patient, or a visit."""
 
     at_s: float
     patient: int
@@ -76,7 +76,7 @@ class Input:
 
 
 def busy_shift(seed: int, patients: int = 24, minutes: int = 480) -> list[Input]:
-    """A bad night of eight hours: pressures go up and down, and rounds come by. Whoever comes by during a crisis sees it, too."""
+    """A bad night of eight hours: pressures vary, doctors make rounds, and one who comes in a crisis sees it."""
     dice = np.random.default_rng(seed)
     found = []
     for patient in range(1, patients + 1):
@@ -100,7 +100,7 @@ def busy_shift(seed: int, patients: int = 24, minutes: int = 480) -> list[Input]
 
 @dataclass(frozen=True)
 class Guarantees:
-    """Which of them hold."""
+    """Which guarantees hold."""
 
     name: str
     isolation: bool = True
@@ -143,7 +143,7 @@ class Tables:
     def put(self, table: str, row: tuple[Any, ...]) -> None:
         stored: Any = self.types[table](*row)
         key = tuple(getattr(stored, column) for column in self.keys[table])
-        while table == "med_events" and key in self.rows[table]:  # nobody keeps two writers from the same number
+        while table == "med_events" and key in self.rows[table]:  # nothing keeps two writers from using the same number
             key = (key[0], key[1] + 1)
             stored = stored._replace(number=key[1])
         self.rows[table][key] = stored
@@ -155,7 +155,7 @@ def _declared() -> App:
 
 
 class LooseTxn:
-    """As much of a transaction as the hospital's procedures use. Nothing of it is undone or isolated."""
+    """The part of a transaction that the hospital's procedures use. Nothing is undone or isolated."""
 
     def __init__(self, tables: Tables, patient: int, batch_id: int, windows: list[Window] | None = None) -> None:
         self._tables = tables
@@ -207,7 +207,7 @@ class Task:
 
 @dataclass
 class Outcome:
-    """What a run came to."""
+    """The outcome of a run."""
 
     events: list[Any]
     asked: Counter[tuple[int, int]]
@@ -262,12 +262,12 @@ class Loose:
         return Outcome(events, self.asked, self.applied, self.accepted)
 
     def _kill(self, at_s: float) -> None:
-        """The process dies and comes back."""
+        """The process dies and restarts."""
         if self.guarantees.replay == "at least once":
             again, self._since = self._since, []
             for task in again:
                 self._add(at_s, task.procedure, task.patient, task.batch_id, task.rows, task.first)
-        else:  # questions on the screen, and answers on their way, were acknowledged already
+        else:  # questions on the screen, and answers in flight, were already acknowledged
             self._due = [task for task in self._due if task.procedure != "administer"]
             heapq.heapify(self._due)
             for patient in list(self._open):
@@ -314,7 +314,7 @@ class Loose:
 
 @dataclass
 class Mistakes:
-    """Over some shifts."""
+    """Mistakes over several shifts."""
 
     double_doses: int = 0
     interactions: int = 0

@@ -2,13 +2,14 @@
 
 Every patient keeps the clock of its own record; the ward's clock is the time that has passed. All records begin together.
 
-Beside the waveforms, charts are used where they are found. ``medevents.csv.gz``: running infusions, charted every hour. An
-infusion counts as running from an hour before it is first charted, because a chart tells of the hour before it, until it is
-charted as stopped or an hour after it is charted last. Its end is taken over with its beginning. What ran when the record began
-is history; what begins later is a visit that wants to give it. ``bedside_visits.csv.gz``: who came by, and wrote down how much;
-these are visits without a drug. ``chartevents_hemodynamics.csv.gz``: a patient's limit is 25 mmHg, or 5 more than the median of
-the mean pressures charted in the day before, if that is six hours or more. Prescriptions name whole days and are not played. The
-chart of patient 10013 runs 52 minutes behind the monitor; all of it is moved.
+Beside the waveforms, charts are used where they are found. ``medevents.csv.gz``: running infusions, charted every hour.
+An infusion counts as running from an hour before it is first charted, because a chart describes the hour before it,
+until it is charted as stopped or an hour after it is charted last. Its end is recorded together with its beginning.
+What was running when the record began is history; what begins later is a visit that wants to give it.
+``bedside_visits.csv.gz``: who came by, and how much they charted; these are visits without a drug.
+``chartevents_hemodynamics.csv.gz``: a patient's limit is 25 mmHg, or 5 more than the median of the mean pressures
+charted in the day before, if that is six hours or more. Prescriptions name whole days and are not played. The chart
+clock of patient 10013 is 52 minutes behind the monitor; the whole chart is shifted.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ NAMED = re.compile(r"p(\d{6})-(\d{4})-(\d\d)-(\d\d)-(\d\d)-(\d\d)")
 UNNAMED_START = dt.datetime(2000, 1, 1)
 ECG_NAMES = ("ii", "mcl1", "v", "i", "iii", "avr")
 PACKET_BYTES = 2 * RATE_HZ
-UNITS = {  # as charted, and as people write them
+UNITS = {  # as charted, and the usual spelling
     "mcgkgmin": "mcg/kg/min",
     "mcgmin": "mcg/min",
     "mcghr": "mcg/h",
@@ -80,7 +81,7 @@ class Records:
         packets: int = 5,
         chart_behind: dict[int, dt.timedelta] | None = None,
     ) -> None:
-        """``only``: these patients. ``chart_behind``: how far a patient's chart clock runs behind the monitor's."""
+        """``only``: these patients. ``chart_behind``: how far a patient's chart clock is behind the monitor's."""
         self.name = f"records in {folder.resolve().name}"
         self.recordings = [open_recording(path, number) for number, path in enumerate(find_waveforms(folder, only), 1)]
         self.start = min(recording.start for recording in self.recordings)
@@ -124,7 +125,7 @@ class Records:
             yield step
 
     def administered(self, patient: int, drug: str, at: dt.datetime) -> None:
-        """Recordings do not answer to what is given now."""
+        """Recordings do not respond to what is given now."""
 
 
 # ---- waveforms
@@ -134,7 +135,7 @@ def find_waveforms(folder: Path, only: set[int] | None = None) -> list[Path]:
     """Waveform files in a folder, or in folders directly in it; one for each record."""
     if not folder.is_dir():
         raise TidegateError(
-            f"{folder} is no folder; --data takes one with pap_*.parquet, pap_*.csv.gz or WFDB (.hea) files"
+            f"{folder} is not a folder; --data takes one with pap_*.parquet, pap_*.csv.gz or WFDB (.hea) files"
         )
     found: dict[str, Path] = {}
     for pattern in ("pap_p*.parquet", "*hz.parquet", "mimic2_*.parquet", "pap_p*.csv.gz", "*.hea"):
@@ -263,7 +264,7 @@ def infusions(
 
 
 def _runs(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Charted rows of one drug, cut where it was stopped or nobody charted it for two hours."""
+    """Charted rows of one drug, cut where it was stopped or not charted for two hours."""
     runs: list[list[dict[str, Any]]] = []
     for row in rows:
         last = runs[-1][-1] if runs else None
@@ -286,7 +287,7 @@ def bedside_visits(
 
 
 def charted_limit(folder: Path | None, patient: int, at: dt.datetime) -> float:
-    """The pressure above which this patient's doctor wants to know."""
+    """The pressure above which this patient's doctor wants an alert."""
     charted = [
         (row["charttime"], row["valuenum"])
         for row in _chart(folder, "chartevents_hemodynamics.csv.gz", patient)

@@ -1,4 +1,4 @@
-"""What a shift came to, as a table for people."""
+"""The outcome of a shift, as a table."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COLUMNS = ("given", "declined", "lapsed", "recent", "clash", "alarms", "visits",
 
 
 def counts(seen: Seen) -> dict[int, Counter[str]]:
-    """For each patient: what became of alerts and visits, and how many technical alarms there were."""
+    """For each patient: the outcomes of alerts and visits, and the number of technical alarms."""
     found: dict[int, Counter[str]] = {}
 
     def add(patient: int, what: str) -> None:
@@ -38,7 +38,7 @@ def counts(seen: Seen) -> dict[int, Counter[str]]:
 
 
 def facts(seen: Seen, verdict: Verdict, took_s: float) -> dict[str, Any]:
-    """The totals, as JSON could carry them."""
+    """The totals, as JSON values."""
     total: Counter[str] = sum(counts(seen).values(), Counter())
     return {
         **{name: total[name] for name in COLUMNS},
@@ -83,9 +83,9 @@ def _figure(name: str, value: int) -> Text:
 def _below(seen: Seen, verdict: Verdict, took_s: float) -> list[RenderableType]:
     lines: list[RenderableType] = [
         Text(
-            "Alerts: given, declined, lapsed (nobody decided in time); or nothing to recommend, because the drug was given "
-            "recently or clashes with one that was. Technical alarms. Visits: given, refused, "
-            "and of records those that saw the patient and gave nothing.",
+            "Alerts: given, declined, lapsed (no one decided in time); or nothing to recommend, because the drug was "
+            "given recently or clashes with one that was. Technical alarms. Visits: given, refused, and of records "
+            "those that saw the patient and gave nothing.",
             style="dim",
         ),
         Text(

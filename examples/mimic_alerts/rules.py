@@ -1,6 +1,6 @@
 """What may be given when: minimum intervals and interactions, as plain data and pure functions.
 
-The figures are for demonstration. They are plausible, and no advice.
+The figures are for demonstration. They are plausible, but not medical advice.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Drug(NamedTuple):
 
 
 class Interaction(NamedTuple):
-    """Two drugs that must not come closer than ``within_s``; ``drug`` < ``other``."""
+    """Two drugs that must not be given closer together than ``within_s``; ``drug`` < ``other``."""
 
     drug: str
     other: str
@@ -94,8 +94,8 @@ def objection(
 ) -> Objection | None:
     """Why ``drug`` must not be given at ``at`` after what was ``given``, or None.
 
-    ``given`` are rows of med_events. A running infusion (``until_at``) counts as given all the time it runs. Administrations that
-    are charted for later count as well: the rule is about the distance between two, not about their order.
+    ``given`` are rows of med_events. A running infusion (``until_at``) counts as given all the time it runs.
+    Administrations charted for later count as well: the rule is about the time between two, not about their order.
     """
     near = {(i.drug if i.other == drug else i.other): i for i in interactions if drug in (i.drug, i.other)}
     rule = drugs.get(drug)

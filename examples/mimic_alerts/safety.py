@@ -53,7 +53,7 @@ def misapplied(events: Iterable[Any], accepted: Iterable[tuple[int, int, str]]) 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was found wrong after a run; everything empty: it was safe."""
+    """What was found wrong after a run; if everything is empty, it was safe."""
 
     doubled: list[str]
     clashing: list[str]

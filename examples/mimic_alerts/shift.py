@@ -1,4 +1,4 @@
-"""A shift on the ward: a source plays, the engine watches, a doctor decides, and everything that comes out is kept."""
+"""A shift on the ward: a source plays, the engine watches, a doctor decides, and all output is kept."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class WardClock:
     def __init__(self, start: dt.datetime) -> None:
         self._start = start
         self._seconds = 0.0
-        self._moving = threading.Lock()  # or a move of one thread could be undone by another's
+        self._moving = threading.Lock()  # otherwise one thread could undo another's move
 
     def now(self) -> dt.datetime:
         return self._start + dt.timedelta(seconds=self._seconds)
@@ -48,7 +48,7 @@ class WardClock:
 
 @dataclass
 class Doctor:
-    """Decides by a seed: how long it takes, and what it will be. Some questions it never gets to."""
+    """Decides from a seed: how long it takes, and the answer. Some questions it never gets to."""
 
     seed: int = 1
     accepts: float = 0.7
@@ -64,7 +64,7 @@ class Doctor:
 
 @dataclass
 class Seen:
-    """What came out, by stream: (key, batch-id, row), and how many packets went in."""
+    """The output by stream: (key, batch-id, row), and how many packets were pushed."""
 
     rows: dict[str, list[tuple[Any, int, Any]]] = field(default_factory=lambda: {name: [] for name in FOLLOWED})
     questions: dict[tuple[str, Any, int], dt.datetime] = field(default_factory=dict)
@@ -102,7 +102,7 @@ class Shift:
     def play(
         self, speed: float = 0, stop: Callable[[], bool] = lambda: False, after: Callable[[Step], Any] = id
     ) -> Seen:
-        """To the end. ``speed``: ward seconds per second; 0 is as fast as it goes. ``after`` is called after every step."""
+        """To the end. ``speed``: ward seconds per second; 0: as fast as possible. ``after``: called after each step."""
         began, first = time.monotonic(), None
         for step in self.source.steps():
             if stop():
@@ -117,7 +117,7 @@ class Shift:
         return self.seen
 
     def step(self, step: Step) -> None:
-        """One step: what came in, decisions that are due, and what came out."""
+        """One step: input, decisions that are due, and output."""
         self.clock.move_to(step.at)
         for stream, rows in (("pap", step.pap), ("ecg", step.ecg), ("visits", step.visits)):
             if rows:
@@ -147,7 +147,7 @@ class Shift:
                     pass
 
     def collect(self) -> None:
-        """Take what was committed; what was given goes back to the patients."""
+        """Collect what was committed; the patients respond to what was given."""
         for name, following in self._following.items():
             for batch in following:
                 self.seen.take(name, batch)
@@ -161,7 +161,7 @@ class Shift:
                     self.source.administered(row.patient, row.drug, at)
 
     def finish(self) -> None:
-        """Let open questions come to their end: the doctor's answer, or the deadline."""
+        """Let open questions finish: by the doctor's answer, or the deadline."""
         for _ in range(10_000):
             self.engine.run_until_idle()
             self.collect()

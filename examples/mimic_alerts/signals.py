@@ -1,7 +1,7 @@
-"""Waveforms as they travel: packets of one second, what a window makes of them, and whether to believe it.
+"""Waveforms as they are sent: packets of one second, what a window computes from them, and whether it is valid.
 
 A packet is what a bedside monitor sends: 125 samples as 16-bit whole numbers (WFDB's format 16), in hundredths of a mmHg for
-pressures and in thousandths of a mV for the ECG. A sample that the monitor did not have is the smallest number.
+pressures and in thousandths of a mV for the ECG. A missing sample is the smallest number.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def pressure_pane(packets: Any) -> tuple[float, ...]:
 
 
 def pressure_window(panes: Sequence[tuple[float, ...]]) -> tuple[Any, ...]:
-    """When it ended, mean, spread, and why it is no measurement: as a whole, or because of one of its panes."""
+    """When it ended, mean, spread, and why it is not a valid measurement: as a whole, or because of one pane."""
     first, last = int(min(pane[0] for pane in panes)), int(max(pane[1] for pane in panes))
     whole = tuple(sum(pane[i] for pane in panes) for i in range(2, 9))
     ended_at = dt.datetime(1970, 1, 1) + dt.timedelta(microseconds=last + 1_000_000)
@@ -71,7 +71,7 @@ def pressure_window(panes: Sequence[tuple[float, ...]]) -> tuple[Any, ...]:
 
 
 def moments(counts: Sequence[float]) -> tuple[float | None, float | None]:
-    """Mean and standard deviation, from the counts of a pane behind its times."""
+    """Mean and standard deviation, from the counts of a pane, after its times."""
     _, valid, total, squares, *_ = counts
     if not valid:
         return None, None
@@ -80,7 +80,7 @@ def moments(counts: Sequence[float]) -> tuple[float | None, float | None]:
 
 
 def fault(counts: Sequence[float]) -> str | None:
-    """Why a stretch of pressure is no measurement, or None if it is one."""
+    """Why a stretch of pressure is not a valid measurement, or None if it is."""
     samples, valid, _, _, railed, low, high = counts
     mean, spread = moments(counts)
     if mean is None or spread is None or valid < 0.9 * samples:
@@ -100,7 +100,7 @@ def fault(counts: Sequence[float]) -> str | None:
 def find_beats(window: Any) -> list[dt.datetime] | None:
     """Beats in the middle half of a window of four packets; the next window has the rest. None: no usable ECG.
 
-    A beat is where the signal is steep: the energy of its slope over a seventh of a second is far above the usual.
+    A beat is where the signal is steep: the energy of its slope over a seventh of a second is far above average.
     """
     samples = unpack(list(window["mv"]), ECG_STEP)
     if np.isnan(samples).mean() > 0.1:

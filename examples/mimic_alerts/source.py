@@ -19,7 +19,7 @@ class Patient(NamedTuple):
 
 
 class Wish(NamedTuple):
-    """A row of visits: somebody is at the bed and wants to give ``drug``, or (None) nothing. An infusion has its end with it."""
+    """A row of visits: someone at the bed wants to give ``drug``, or (None) nothing. An infusion includes its end."""
 
     patient: int
     visit_at: dt.datetime

@@ -34,8 +34,8 @@ class State:
         }
 
     def look(self) -> dict[str, Any]:
-        """What holds now. The medications are read first: what is in them has its outcome in what is collected after it, and a
-        question that is open after it had no answer then.
+        """The current state. The medications are read first: their outcomes are then in what is collected afterwards,
+        and a question that is still open afterwards had no answer at that time.
         """
         engine = self._shift.engine
         events = list(engine.query("SELECT * FROM med_events ORDER BY given_at DESC, patient, number DESC"))

@@ -18,7 +18,7 @@ for patient in ward.patients:
     print(f"{patient.bed}: {patient.story}, limit {patient.pap_limit:g} mmHg")
 
 # %% One second of it
-# Pressure (mmHg) and ECG (mV) of all patients, 125 samples each. In the engine they travel as packets.
+# Pressure (mmHg) and ECG (mV) of all patients, 125 samples each. In the engine they are packets.
 
 pressure, ecg = Ward(patients=8, minutes=6, seed=2).second(0)
 print(pressure.shape, f"mean of bed 1: {pressure[0].mean():.1f} mmHg, R peak {ecg[0].max():.2f} mV")
@@ -39,7 +39,7 @@ shift = Shift(engine, ward, clock, doctor=None)
 shift.admit()
 
 # %% Until the first question
-# Play second by second until somebody must decide. Nobody does yet.
+# Play second by second until someone must decide. No one does yet.
 
 steps = ward.steps()
 while not engine.questions():

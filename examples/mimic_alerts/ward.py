@@ -1,8 +1,8 @@
 """A simulated intensive-care unit: arterial pressure of the lung and ECG of some patients, 125 samples a second, from a seed.
 
-A beat is a shape over its phase; the phase runs with the heart rate, which breathes. Mean pressure and heart rate follow each
-patient's course: a baseline, an onset, a crisis, and an answer to what was given. Artefacts lie on top. Everything is worked
-out for all patients at once, a second at a time.
+A beat is a shape over its phase; the phase follows the heart rate, which varies with breathing. Mean pressure and heart
+rate follow each patient's course: a baseline, an onset, a crisis, and a response to what was given. Artefacts are added
+on top. Everything is computed for all patients at once, a second at a time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SHAPE = 512  # points of a beat
 
 @dataclass(frozen=True)
 class Artefact:
-    """From when until when a line is not to be believed: ``clamped``, ``flat``, ``flush``, ``zero`` or ``leads``."""
+    """When a line is not to be trusted, from and until: ``clamped``, ``flat``, ``flush``, ``zero`` or ``leads``."""
 
     kind: str
     begin_s: float
@@ -49,19 +49,19 @@ class Course:
 
 @dataclass
 class _State:
-    """What the courses are at now, one number for each patient."""
+    """The current state of the courses, one number for each patient."""
 
     phase: Array
     breath: Array
     wander: Array
-    relief: Array  # mmHg taken off by drugs, and what it is on its way to
+    relief: Array  # mmHg taken off by drugs, and the target
     relief_to: Array
     slower: Array  # beats a minute, the same
     slower_to: Array
 
 
 def stories(minutes: float) -> list[Course]:
-    """Eight patients, whose stories fit into so many minutes."""
+    """Eight patients, whose stories fit into this many minutes."""
     m = 60 * minutes / 10  # a tenth of the time
     return [
         Course("crisis, a drug helps", 19, 23, 1.5 * m, visits=((1 * m, "paracetamol", "schedule"),)),
@@ -93,7 +93,7 @@ def stories(minutes: float) -> list[Course]:
 
 
 class Ward:
-    """A source: ``steps()`` gives a second of every patient at a time; ``administered`` tells it what was given."""
+    """A source: ``steps()`` gives a second of every patient at a time; ``administered`` says what was given."""
 
     name = "simulated ward"
 
@@ -106,8 +106,8 @@ class Ward:
         courses: list[Course] | None = None,
         responds: bool = True,
     ) -> None:
-        """``courses``: what happens; the stories otherwise. More patients than that have them again, at other moments.
-        ``responds``: do patients answer to drugs? If not, the waves depend on the seed alone."""
+        """``courses``: what happens; the stories otherwise. Further patients repeat them, at other times. ``responds``:
+        do patients respond to drugs? If not, the waves depend on the seed alone."""
         told = stories(minutes) if courses is None else courses
         self.courses = [told[i % len(told)] for i in range(patients)]
         self.minutes = minutes
@@ -153,7 +153,7 @@ class Ward:
             yield step
 
     def administered(self, patient: int, drug: str, at: dt.datetime) -> None:
-        """The patient answers to a drug, over the next minutes."""
+        """The patient responds to a drug, over the next minutes."""
         i = patient - 1
         if not self.responds:
             return

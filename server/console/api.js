@@ -1,4 +1,4 @@
-// Requests to the server this page came from, with the token of this session if it wants one.
+// Requests to the server this page came from, with the token of this session if it needs one.
 
 const KEY = "tidegate-token";
 

@@ -22,7 +22,7 @@ export function showTables(app) {
   byId("query").addEventListener("keydown", (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); runQuery(); }
   });
-  if (!app.queries) put("result", make("p", { class: "none" }, "This server has no query replica, so SQL is not answered."));
+  if (!app.queries) put("result", make("p", { class: "none" }, "This server has no query replica, so it can't answer SQL."));
   byId("run").disabled = !app.queries;
 }
 
@@ -69,7 +69,7 @@ export function setUpTail(app) {
   byId("pause").addEventListener("click", () => {
     paused = !paused;
     byId("pause").setAttribute("aria-pressed", String(paused));
-    byId("pause").textContent = paused ? "Go on" : "Pause";
+    byId("pause").textContent = paused ? "Resume" : "Pause";
     if (!paused) draw();
   });
   setInterval(draw, 250);

@@ -35,7 +35,7 @@ function figures(now, before) {
   const aborts = Object.values(now.aborts).reduce((a, b) => a + b, 0);
   const meter = make("meter", { min: 0, max: 1, high: 0.5, optimum: 0, value: share, "aria-label": "share of the capacity in use" });
   put("figures",
-    figure("batches and calls", speed == null ? "–" : rate(speed), `${number(now.sequence)} in all`, "live", spark("all", 160, 30)),
+    figure("batches and calls", speed == null ? "–" : rate(speed), `${number(now.sequence)} in total`, "live", spark("all", 160, 30)),
     figure("unfinished", number(now.unfinished), `of ${number(now.capacity)}`, share > 0.5 ? "warn" : null, meter),
     figure("oldest unfinished", now.oldest_unfinished_s ? seconds(now.oldest_unfinished_s) : "–",
       now.questions?.length ? `${number(now.questions.length)} wait for people` : ""),
@@ -43,7 +43,7 @@ function figures(now, before) {
     figure("unmerged rows", number(now.unmerged_rows), `${number(now.merges)} merges`),
     replica(now.replica),
     now.log
-      ? figure("log", bytes(now.log.end), now.log.taking ? `${number(now.log.syncs)} syncs` : "takes nothing", now.log.taking ? null : "bad")
+      ? figure("log", bytes(now.log.end), now.log.taking ? `${number(now.log.syncs)} syncs` : "refuses records", now.log.taking ? null : "bad")
       : figure("log", "none", "in memory", "warn"));
 }
 
@@ -85,5 +85,5 @@ export function showFlow(now, before) {
   ], now.windows.slice(0, 12), "No windows hold anything."));
   put("merges", table([
     ["merge", "number"], ["rows", "rows"], ["took", (row) => seconds(row.seconds)], ["at", (row) => clock(row.at_time)],
-  ], now.recent_merges.slice(0, 8), "Nothing was merged yet."));
+  ], now.recent_merges.slice(0, 8), "Nothing has been merged yet."));
 }

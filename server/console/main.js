@@ -62,7 +62,7 @@ async function refresh() {
       count("count-trouble", now.halted.length + now.dead_letters);
     }
     if (now.halted.length) health(`${now.halted.length} halted`, "bad");
-    else if (now.log && !now.log.taking) health("log takes nothing", "bad");
+    else if (now.log && !now.log.taking) health("log refuses records", "bad");
     else if (now.busy) health("busy", "warn");
     else if (now.unfinished > now.capacity / 2) health("under pressure", "warn");
     else health("running", "good");

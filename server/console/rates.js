@@ -1,7 +1,7 @@
-// How fast things went during the last minutes: one number a look, and the line they make.
+// How fast things went during the last minutes: one number per look, and the line they form.
 
 const KEPT = 90;
-const LEAST = 24; // points a line is wide enough for, even when there are fewer
+const LEAST = 24; // a line has room for at least this many points
 const lines = new Map(); // "group:name" -> the last rates, oldest first
 
 export function perSecond(now, before, group, name) {
@@ -35,7 +35,7 @@ function shape(tag, attributes) {
   return element;
 }
 
-// The rates as a line over its area; newest at the right. For the eye only: the number stands beside it.
+// The rates as a line over its area; newest at the right. Purely visual: the number is beside it.
 export function spark(name, width = 120, height = 26) {
   const values = lines.get(name) ?? [];
   const drawing = shape("svg", { class: "spark", viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", "aria-hidden": "true" });

@@ -43,7 +43,7 @@ function shown(value) {
   return typeof value === "object" ? JSON.stringify(value) : String(value);
 }
 
-// columns: [heading, field or function of a row, "number" to align it as such whatever it is]
+// columns: [heading, field or function of a row, "number" to align it as a number in any case]
 export function table(columns, rows, none) {
   if (!rows.length) return make("p", { class: "none" }, none);
   const numeric = columns.map(([, of, kind]) => kind === "number" || rows.every((row) => {

@@ -4,18 +4,18 @@ import { post } from "./api.js";
 import { byId, clock, make, put, seconds, table } from "./show.js";
 
 const WHOLE = /INT$|INTEGER$/; // types of integers
-const cards = new Map(); // question -> its card, kept so that what someone is typing stays
+const cards = new Map(); // question -> its card, kept so that typed input is not lost
 
 function field(column) {
   const name = { name: column.name, required: !column.nullable };
   if (column.type === "BOOLEAN") {
-    // nothing is chosen for whoever decides
+    // no default: the person must choose
     const choice = make("select", name, make("option", { value: "" }, "choose …"),
       make("option", { value: "true" }, "yes"), make("option", { value: "false" }, "no"));
     return make("label", {}, column.name, choice);
   }
   if (WHOLE.test(column.type)) {
-    // text all the way: a number of this page would round what is beyond 2^53
+    // text throughout: a JavaScript number would round integers beyond 2^53
     return make("label", {}, column.name, make("input", { ...name, type: "text", inputmode: "numeric", pattern: "-?[0-9]+" }));
   }
   const kind = /DOUBLE|FLOAT|DECIMAL/.test(column.type) ? "number" : "text";
@@ -69,7 +69,7 @@ export function showQuestions(questions, streams, refresh) {
     cards.get(name).querySelector(".since").textContent =
       `asked ${seconds(question.asked_s)} ago${left} · batch ${question.batch_id} at position ${question.position}`;
   }
-  if (!wanted.size) place.append(make("p", { class: "none" }, "Nobody is waiting for a decision."));
+  if (!wanted.size) place.append(make("p", { class: "none" }, "No decision is pending."));
 }
 
 function link(text, key, kind = "waiter") {
@@ -92,7 +92,7 @@ export function showLocks(now) {
     link(`${row.unit} at ${row.position}`, row.key), arrow(row.why, since.get(row.position)),
     link(`${unitAt.get(row.behind) ?? "?"} at ${row.behind}`, null, "holder"),
     ...(asked.has(row.behind) ? [arrow("waits for a person"), link(asked.get(row.behind), null, "person")] : []),
-  )) : [make("p", { class: "none" }, "Nobody waits for anybody.")]));
+  )) : [make("p", { class: "none" }, "Nothing is waiting.")]));
   put("marks", table([["item", "item"], ["low-water mark", "position"], ["held by", "held_by"]],
     now.low_water_marks, "No unfinished writer."));
   put("executions", table([
@@ -114,9 +114,9 @@ export function showTrouble(now, refresh) {
   put("dead", table([
     ["at", (row) => clock(row.at_time)], ["procedure", "procedure"], ["stream", "stream"], ["batch", "batch_id"],
     ["rows", "rows"], ["error", "error"],
-  ], now.recent_dead_letters.slice(0, 50), "No batch was put aside."));
+  ], now.recent_dead_letters.slice(0, 50), "No dead letters."));
   put("aborts", table([
     ["at", (row) => clock(row.at_time)], ["position", "position"], ["procedure", "procedure"], ["batch", "batch_id"],
     ["key", "key"], ["reason", "reason"],
-  ], now.recent_aborts.slice(0, 50), "Nothing was undone."));
+  ], now.recent_aborts.slice(0, 50), "Nothing was aborted."));
 }

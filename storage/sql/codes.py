@@ -22,9 +22,9 @@ class NotCompilable(Exception):
 class Code:
     """A Python expression and the SQL type of its value.
 
-    ``family`` is that of :mod:`tidegate.storage.types`, or ``null`` (a bare NULL), ``param`` (a parameter
-    whose type its place decides) or ``string`` (a quoted literal, which takes the type of what it stands
-    beside). ``bounds`` is the range of an integer type; a literal has none, it adapts to the column it meets.
+    ``family`` is that of :mod:`tidegate.storage.types`, or ``null`` (a bare NULL), ``param`` (a parameter whose type
+    follows from its place) or ``string`` (a quoted literal, which takes the type of its neighbour). ``bounds`` is the
+    range of an integer type; a literal has none, it adapts to the column it meets.
     """
 
     text: str
@@ -69,7 +69,7 @@ def column_code(column: Column, text: str) -> Code:
 
 
 def is_constant(node: exp.Expression) -> bool:
-    """Does this have the same value always? (Calls are not looked into: they might be aggregates.)"""
+    """Is this always the same value? (Calls are not examined: they might be aggregates.)"""
     return not any(node.find_all(exp.Column, exp.Placeholder, exp.Query, exp.Star, exp.Anonymous))
 
 

@@ -1,4 +1,4 @@
-"""Statements that address rows by key, by index or by giving them: compiled to row access, microseconds each.
+"""Statements that address rows by key or by index, or give them as VALUES: compiled to row access, microseconds each.
 
 Every compiled statement is a function ``run(view, values) -> Rows`` that never touches DuckDB. It may raise
 :class:`~tidegate.storage.sql.semantics.Fallback` before it has changed anything; the statement is then run by

@@ -1,4 +1,4 @@
-"""ON CONFLICT: which rows count as a conflict, and what DO UPDATE stores then."""
+"""ON CONFLICT: which rows count as a conflict, and what DO UPDATE then stores."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Making a query's answer independent of the physical order of rows.
 
-Merges rewrite tables, so that the order in which DuckDB scans rows is an accident. Three things would let it
-show, and are rewritten here:
+Merges rewrite tables, so the order in which DuckDB scans rows is arbitrary. Three things would expose it, and are
+rewritten here:
 
 - the order of the result: no ORDER BY becomes ORDER BY ALL, and an ORDER BY is completed by all output
   columns;
@@ -11,7 +11,7 @@ show, and are rewritten here:
   are given ORDER BY their own arguments.
 
 Ties inside window functions (``row_number() OVER (ORDER BY x)`` with equal x), and ORDER BY with LIMIT over
-``*`` in a subquery that can't be bound on its own, remain the author's business.
+``*`` in a subquery that can't be bound on its own, are left to the author.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class Change:
 
 
 def numbered(name: str, schema: TableSchema) -> Relation:
-    """Rows of ``schema`` on their way through a query, with their place in front."""
+    """Rows of ``schema`` as input of a query, with their place as the first column."""
     return Relation(name, (_PLACE, *schema.columns))
 
 

@@ -1,4 +1,4 @@
-"""The moment and the dice of a transaction, as SQL's functions see them."""
+"""The time and random numbers of a transaction, as SQL's functions see them."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ def draw(view: View, kind: str) -> Any:
 
 
 def draw_all(view: View, kinds: Sequence[str]) -> tuple[Any, ...]:
-    """One value per place in the statement that asks for one, in the order of its text."""
+    """One value for each place in the statement that needs one, in text order."""
     return tuple([draw(view, kind) for kind in kinds])

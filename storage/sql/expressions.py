@@ -1,7 +1,7 @@
 """Scalar SQL expressions as Python source, for statements that address rows directly.
 
 Only what has exactly DuckDB's meaning is compiled; everything else raises :class:`NotCompilable` and is left
-to DuckDB. The generated code reads ``row`` (the row at hand), ``new`` (the row that ON CONFLICT calls
+to DuckDB. The generated code reads ``row`` (the current row), ``new`` (the row that ON CONFLICT calls
 ``excluded``) and ``p`` (the parameters).
 """
 
@@ -154,7 +154,7 @@ class Compiler:
         return Code(f"p[{place}]", "param", True)
 
     def _typed(self, code: Code, family: str, sql: str | None) -> Code:
-        """``code`` as a value of ``family`` (the type that stands beside it)."""
+        """``code`` as a value of ``family`` (the type of its neighbour)."""
         if code.family == "null" or code.family == family:
             return code
         if code.family == "param" and family in semantics.PARAMETERS:

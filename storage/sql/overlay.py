@@ -4,10 +4,9 @@ A table's name in a query stands for
 
     base rows whose key is not in the overlay  ∪  overlay rows
 
-where the overlay is the committed rows above the base that the execution sees, under its own writes. It
-travels to DuckDB as one Arrow table (each costs a query about a millisecond); a deleted row is one whose
-``tg:gone`` is true. The committed part is kept on the table and used again until something is committed or
-merged.
+where the overlay is the committed rows above the base that the execution sees, under its own writes. It is passed to
+DuckDB as one Arrow table (each adds about a millisecond to a query); a deleted row is one whose ``tg:gone`` is true.
+The committed part is kept on the table and used again until something is committed or merged.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ def table_source(view: View, connection: BaseConnection, reader: Reader, partiti
 
 
 def _overlay(schema: TableSchema, committed: _Committed, written: dict[Key, Row | None] | None) -> pa.Table | None:
-    """Committed rows, those written over left out, and the written ones."""
+    """Committed rows without those overwritten, and the written ones."""
     if not written:
         return committed.arrow
     own = _changed(schema, written.items())
@@ -133,7 +132,7 @@ def _committed(view: View, reader: Reader) -> _Committed:
     state = (
         table.newest_commit,
         table.merges,
-    )  # read first: a commit in between makes this overlay a stale one, not a wrong one
+    )  # read first: a commit in between makes this overlay stale, not wrong
     if (
         cached is not None
         and cached[:2] == state

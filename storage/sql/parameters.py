@@ -66,14 +66,14 @@ class Parameters:
 
 
 def for_sqlglot(sql: str) -> str:
-    """With a space at the end: sqlglot loses its place in a text that ends in ``''``, once it has looked in vain for the end of
-    a ``$tag$``, which a parameter may be.
+    """With a space at the end: sqlglot loses its place in a text that ends in ``''`` after it has searched for the end
+    of a ``$tag$``, which a parameter may look like.
     """
     return f"{sql} "
 
 
 def in_text_order(sql: str) -> str:
-    """``sql`` with every ``?`` replaced by ``$1``, ``$2``, …: in a syntax tree they stand in another order than in the text."""
+    """``sql`` with every ``?`` replaced by ``$1``, ``$2``, …: in a syntax tree their order differs from the text."""
     tokens = sqlglot.tokenize(for_sqlglot(sql), dialect="duckdb")
     marks = [token for token in tokens if token.token_type is TokenType.PLACEHOLDER]
     if any(token.token_type is TokenType.PARAMETER for token in tokens):

@@ -1,5 +1,4 @@
-"""From SQL text to a tree whose tables are known: one statement, of a kind and with functions that may run
-here.
+"""From SQL text to a tree whose tables are known: one statement, of an allowed kind and with allowed functions.
 
 DuckDB decides what is valid (it parses and binds the text in the scratch database); sqlglot gives us the
 tree.
@@ -27,7 +26,7 @@ _DuckDBParser: Any = DuckDB.Parser
 class _Verbatim(DuckDB):
     """DuckDB's dialect with function calls left as they are.
 
-    sqlglot's own reading of them is made for translating between databases, and changes some on the way
+    sqlglot's own reading of them is made for translating between databases, and changes some of them
     (``log2(x)`` comes back as ``log(2, x)``, ``left(s, -1)`` as ``''``).
     """
 
@@ -50,7 +49,7 @@ KINDS = {
     "DELETE": "delete",
 }
 
-# what SQL calls the moment and the dice, by what stands in for it
+# SQL functions of time and chance, and what replaces them
 _MOMENTS = {
     "now": "now",
     "current_timestamp": "now",
@@ -91,7 +90,7 @@ REFUSED_FUNCTIONS = {
 
 @dataclass
 class Parsed:
-    """One statement: its tree (placeholders numbered, moments replaced by placeholders) and what it touches.
+    """One statement: its tree (placeholders numbered, time and chance replaced by placeholders) and what it touches.
 
     ``draws``: kinds of the placeholders that follow the user's parameters: now, today, time, random, uuid.
     """
@@ -189,7 +188,7 @@ def _tree(sql: str) -> exp.Expression:
 
 
 def _bind(sql: str, connection: duckdb.DuckDBPyConnection) -> None:
-    """Unknown columns and types that do not go together are errors now, not when the first batch arrives."""
+    """Unknown columns and mismatched types are errors now, not when the first batch arrives."""
     try:
         connection.execute(f"PREPARE tidegate_check AS {sql.rstrip().rstrip(';')}")
         connection.execute("DEALLOCATE tidegate_check")
@@ -211,7 +210,7 @@ def _refuse_functions(tree: exp.Expression, sql: str) -> None:
 
 
 def function_name(node: exp.Expression) -> str:
-    """The name of the function that ``node`` calls, in lower case; empty when it is no call."""
+    """The name of the function that ``node`` calls, in lower case; empty when it is not a call."""
     return str(node.this).lower() if isinstance(node, exp.Anonymous) else ""
 
 
@@ -225,7 +224,7 @@ def refused_source(name: str, sql: str) -> StatementError:
 
 def refused_function(name: str, sql: str) -> StatementError:
     return StatementError(
-        f"{name}() can't be used in a procedure: its answer would differ when the batch is replayed; "
+        f"{name}() can't be used in a procedure: its result would differ when the batch is replayed; "
         f"pass the value as a parameter\n  {sql}",
         sql=sql,
     )
@@ -252,7 +251,9 @@ def _refuse_shapes(tree: exp.Expression, kind: str, sql: str) -> None:
             continue
         if node is not tree:
             raise StatementError(
-                f"one statement changes one table: move the inner {node.key.upper()} out: {sql}", sql=sql
+                f"one statement changes one table: move the inner {node.key.upper()} into a statement of its own: "
+                f"{sql}",
+                sql=sql,
             )
 
 
@@ -310,15 +311,13 @@ def _resolve_tables(parsed: Parsed, tables: Mapping[str, TableSchema], relations
         else:
             known = ", ".join(sorted([*tables, *relations]))
             raise StatementError(
-                f"{node.name!r} is no table or stream of this app (it has {known or 'none'})\n  {parsed.sql}",
+                f"{node.name!r} is not a table or stream of this app (it has {known or 'none'})\n  {parsed.sql}",
                 sql=parsed.sql,
             )
 
 
 def rename(node: exp.Table, name: str) -> None:
-    """Point a table reference at ``"tg:name"``; columns may still be qualified by the name that was
-    written.
-    """
+    """Point a table reference at ``"tg:name"``; columns may still be qualified by the original name."""
     if not node.alias:
         node.set("alias", exp.TableAlias(this=exp.to_identifier(node.name, quoted=True)))
     node.set("this", exp.to_identifier(f"tg:{name}", quoted=True))

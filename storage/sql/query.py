@@ -42,7 +42,7 @@ class Query:
         stores: str | None = None,
     ) -> None:
         self.sql = sql
-        self._stores = stores  # the table its answer goes into: a value that does not fit is then bad data, not bad SQL
+        self._stores = stores  # the table for its result: a value that does not fit is then bad data, not bad SQL
         self.tables = dict(tables)
         self.relations = dict(relations)
         self._scratch = scratch.connection
@@ -156,9 +156,9 @@ class Query:
     def _run_in_snapshot(
         self, view: View, connection: BaseConnection, values: Sequence[Any], extra: Extra, fetch: Any
     ) -> Any:
-        """A merge was published while the query ran: again, with the snapshot and the overlay fixed at one moment.
+        """A merge was published while the query ran: run it again, with snapshot and overlay fixed at one moment.
 
-        Merges are rare, so the first try does without a transaction of its own, which would cost more than many a query.
+        Merges are rare, so the first try runs without its own transaction, which would cost more than many queries.
         """
         with view.database.base.gate:
             text, given = self._text(view, connection, values, extra)
@@ -186,14 +186,14 @@ class Query:
         return (f"{self._with}{', '.join(entries)} " if entries else "") + self._body, given
 
     def _with_set_aside(self, database: Database, error: TidegateError) -> TidegateError:
-        """A row that DuckDB does not take at merges, it does not take in a query either: then that is the likely cause."""
+        """A row that DuckDB refuses in merges, it refuses in a query as well: that is then the likely cause."""
         found = database.base.aside.of(self.tables)
         if not found:
             return error
         told = "; ".join(map(str, found[:3])) + (f"; and {len(found) - 3} more" if len(found) > 3 else "")
         return StatementError(
-            f"{error}\nSQL that DuckDB answers can't read these rows, which it would not take at a merge: {told}. Read, change "
-            f"or delete them by key in a procedure; tidegate.set_aside lists them",
+            f"{error}\nSQL that DuckDB runs can't read these rows, because DuckDB refused them in a merge: {told}. "
+            "Read, change or delete them by key in a procedure; tidegate.set_aside lists them",
             sql=self.sql,
         )
 

@@ -1,8 +1,7 @@
 """DuckDB's arithmetic, comparison and three-valued logic on Python values, for compiled expressions.
 
-Each function either gives exactly DuckDB's answer or raises :class:`Fallback`, and then the statement is run
-by DuckDB itself: an overflow, a division by zero or a parameter of an unexpected type is answered (or
-refused) there.
+Each function either gives exactly DuckDB's answer or raises :class:`Fallback`, and then DuckDB itself runs the
+statement: an overflow, a division by zero or a parameter of an unexpected type is answered (or refused) there.
 """
 
 from __future__ import annotations
@@ -101,7 +100,7 @@ def guarded(coerce: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def exact_part(kind: ColumnType) -> Callable[[Any], Any]:
-    """Stored values that equal a given one: itself, or none that we can look up."""
+    """The stored value that equals a given one: the value itself, or none that we can look up."""
     coerce, low, high = kind.coerce, kind.low, kind.high
 
     def integer_part(value: Any) -> Any:

@@ -9,7 +9,7 @@ deterministic:
   where the
   text calls them, per execution of the statement (a DEFAULT draws for each row);
 - rows come in the order of ORDER BY, ties and unordered results in the order of the output columns
-  (:mod:`~tidegate.storage.sql.determinism` says what remains the author's business).
+  (:mod:`~tidegate.storage.sql.determinism` says what is left to the author).
 """
 
 from __future__ import annotations
@@ -112,11 +112,11 @@ class Statement:
     def arrow(self, view: View, parameters: Given = ()) -> pa.Table:
         """The answer of a SELECT as an Arrow table."""
         if self._query is None:
-            raise StatementError(f"only a SELECT has an Arrow answer: {self.sql}", sql=self.sql)
+            raise StatementError(f"only a SELECT returns Arrow: {self.sql}", sql=self.sql)
         return self._query.arrow(view, self._parameters.bind(parameters) + draw_all(view, self._draws), self._names)
 
     def explain(self) -> str:
-        """How the statement runs, for people."""
+        """How the statement runs, in words."""
         how = {
             "primary key": "row access by primary key",
             "index": "row access by index",
@@ -149,7 +149,7 @@ def _compiled(parsed: Parsed, result: Any, fold: Fold) -> Compiled | None:
 
 
 def _reads_target(parsed: Parsed) -> bool:
-    """Does the outcome depend on rows that are there already? (An INSERT depends only through its keys.)"""
+    """Does the outcome depend on existing rows? (An INSERT depends only through its keys.)"""
     return parsed.kind in {"update", "delete"} or parsed.tree.args.get("conflict") is not None
 
 

@@ -1,7 +1,7 @@
 """Windows evaluated by Spark: each task of a plan is a task of one Spark job.
 
-Everything is fallible except the result: a job that fails is run again, and what Spark can't do is done here, in order, so
-the result, or the exception, is the same as without it.
+Spark may fail, the result may not: a failed job is retried, and what Spark can't do is done here, in order, so the
+result, or the exception, is the same as without Spark.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from tidegate.streams.windows.evaluate.tasks import Outcome, Task, Work, carry_o
 log = logging.getLogger("tidegate.windows")
 
 SPARK = "Spark tasks"
-PAYS_S = 0.1  # work in one evaluation from which a Spark job can pay
-START_S = 8.0  # processor time until a session can begin ...
-WORKERS_S = 3.0  # ... and of that for its Python workers, where the session is there
-ATTEMPTS = 2  # at a job, each of which tries its tasks several times
-FAILURES = 3  # after so many failed evaluations in a row no more go to Spark
+PAYS_S = 0.1  # work in one evaluation from which a Spark job can pay off
+START_S = 8.0  # processor time until a session is ready ...
+WORKERS_S = 3.0  # ... and the part of it for its Python workers, if there is a session
+ATTEMPTS = 2  # of a job, each of which tries its tasks several times
+FAILURES = 3  # after this many failed evaluations in a row Spark is no longer used
 
 
 class SparkBackend:
     """Spark, and this machine for what Spark can't do or what does not pay there.
 
-    ``only``: everything goes to Spark; else it is one of the ways that are offered, beside those of ``local``.
+    ``only``: everything goes to Spark; otherwise it is one of the choices, beside those of ``local``.
     """
 
     def __init__(self, spark: Spark, local: LocalBackend, only: bool = False) -> None:
@@ -48,9 +48,9 @@ class SparkBackend:
         self._notes: list[str] = []
         self._warm = False
         self._slots: int | None = None
-        self._cold: str | None = None  # why its Python workers could not be had
+        self._cold: str | None = None  # why its Python workers could not be started
         self._warming: threading.Thread | None = None
-        self._preparing = threading.Lock()  # jobs begin in the order in which they come, the next one is ready by then
+        self._preparing = threading.Lock()  # jobs start in order of arrival, the next one is prepared by then
 
     # ---- the Backend protocol
 
@@ -60,7 +60,7 @@ class SparkBackend:
 
     @property
     def place(self) -> str:
-        """Where it runs, for people."""
+        """Where it runs, in words."""
         if not self.spark.ready:
             state = "starting" if self.spark.starting else "not started yet"
         else:
@@ -78,7 +78,7 @@ class SparkBackend:
 
     def _why_not(self, work: Work) -> str | None:
         if self.spark.error is not None:
-            return "there is no Spark here"
+            return "Spark is not available here"
         if self._cold is not None:
             return f"Spark did not start ({self._cold})"
         if self.failures >= FAILURES:
@@ -94,7 +94,7 @@ class SparkBackend:
 
     @property
     def slots(self) -> int:
-        """How many tasks can run at the same time, as far as that is known: a JVM that has died can't be asked again."""
+        """How many tasks can run at the same time, as far as known: a JVM that has died can't be asked again."""
         if self._slots is None and self.spark.ready:
             self._slots = int(self.spark.session().sparkContext.defaultParallelism)
         return self._slots or slots_of(self.spark.settings.master or "local[*]")
@@ -115,7 +115,7 @@ class SparkBackend:
             if reply.refused is not None:
                 self.local.refuse(work, reply.refused)
             elif reply.raised is not None:
-                log.info("%r raised in a Spark task and is tried in this process: %s", work.function, reply.raised)
+                log.info("%r raised in a Spark task; trying it in this process: %s", work.function, reply.raised)
             outcomes.append(carry_out(task, reply.results))
         return outcomes
 
@@ -125,9 +125,9 @@ class SparkBackend:
     # ---- starting
 
     def begin(self) -> None:
-        """What can't do without Spark: start it in the background, or raise now that it can't be had.
+        """For what needs Spark: start it in the background, or raise now if that is impossible.
 
-        Whatever failed before is tried again.
+        What failed before is tried again.
         """
         self.failures = 0
         if self._cold is not None:
@@ -158,16 +158,16 @@ class SparkBackend:
                 job = context.parallelize(range(2 * slots), 2 * slots).map(warm)
                 job.id()
             job.collect()
-            self._slots = int(context.defaultParallelism)  # of a cluster, now that all of it is there
+            self._slots = int(context.defaultParallelism)  # of a cluster, now that it has started
             self._warm = True
         except Exception as error:
             self._cold = reason_of(error)
-            self._note(f"Spark did not start, windows are evaluated in this process: {self._cold}")
+            self._note(f"Spark did not start; windows are evaluated in this process: {self._cold}")
 
     # ---- jobs
 
     def _on_spark(self, work: Work, tasks: Sequence[Task]) -> list[Reply]:
-        """A reply for each task; an empty one for what Spark did not do."""
+        """A reply for each task; an empty one where Spark gave none."""
         nothing = [Reply([]) for _ in tasks]
         try:
             what = work.packed
@@ -208,7 +208,7 @@ class SparkBackend:
                 context.setLocalProperty("spark.scheduler.pool", "windows")
                 with workers_like_here(context):
                     job = context.parallelize(messages, len(messages)).map(answer)
-                    job.id()  # all but handing it in
+                    job.id()  # everything but submitting it
             answers = job.collect()
         self.jobs += 1
         return [unpacked(message) for message in answers]

@@ -1,8 +1,8 @@
-"""What Spark runs in place of ``pyspark.daemon``: the same, with Python workers that do not go through all they ever loaded
-after each task.
+"""What Spark runs in place of ``pyspark.daemon``: the same, with Python workers that do not walk through everything
+they have loaded after each task.
 
-A worker collects garbage after every task, which takes 18 ms with the modules of an application in memory. What is there
-after the first tasks stays there, so it is put out of the collector's sight: 1.2 ms.
+A worker collects garbage after every task, which takes 18 ms with the modules of an application in memory. What is
+loaded after the first tasks stays, so it is hidden from the collector: 1.2 ms.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _done = 0
 
 
 def worker(sock: socket, authenticated: bool) -> int:
-    """One task, as ever. When Spark has hung up, as it does when a session ends, there is nobody to tell and no error."""
+    """One task, as usual. A connection that Spark has closed, as at the end of a session, is not an error."""
     global _done
     try:
         code = _carry_out(sock, authenticated)

@@ -16,7 +16,7 @@ from tidegate.errors import SparkUnavailable
 from tidegate.streams.spark.java import Java, flags
 
 STARTED_WITHIN_S = 90.0
-# Spark reports every failed task as an error too; what matters to us is raised. What is not is that a job waits for workers
+# Spark logs every failed task as an error; what matters is raised anyway. That a job waits for workers is only logged
 LOG = """rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr
 appender.stderr.type = Console
@@ -40,8 +40,8 @@ def start_gateway(
 ) -> Any:
     """A JVM with Spark in it. It reads a pipe that only this process holds, and so ends when this process does.
 
-    ``folder``: for its temporary files. ``settings``: those of the session; what says which jars there are has to be known
-    when the JVM starts.
+    ``folder``: for its temporary files. ``settings``: those of the session; those that name jars must be known when the
+    JVM starts.
     """
     jars = [
         word
@@ -60,7 +60,7 @@ def start_gateway(
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         env={**os.environ, **environment, "JAVA_HOME": str(java.home), "_PYSPARK_DRIVER_CONN_INFO_PATH": str(told)},
-        process_group=0,  # Ctrl-C is for the program, which says when Spark ends
+        process_group=0,  # Ctrl-C is for the program, which decides when Spark ends
     )  # fmt: skip
     port, secret = _address(process, told, java)
     from pyspark.java_gateway import launch_gateway
@@ -79,7 +79,7 @@ def spark_home() -> Path:
 
 
 def _address(process: subprocess.Popen[bytes], told: Path, java: Java) -> tuple[int, str]:
-    """Port and secret, which the JVM writes into a file, at one go, when it is ready."""
+    """Port and secret, which the JVM writes into a file atomically when it is ready."""
     pause = threading.Event()
     for _ in range(int(STARTED_WITHIN_S / 0.02)):
         if told.exists():
@@ -94,8 +94,8 @@ def _address(process: subprocess.Popen[bytes], told: Path, java: Java) -> tuple[
     else:
         process.kill()
         raise SparkUnavailable(
-            f"Spark's JVM was not ready after {STARTED_WITHIN_S:.0f} s and was stopped; is memory or are cores short? "
-            f"It was started with {java.command} (Java {java.version})"
+            f"Spark's JVM was not ready after {STARTED_WITHIN_S:.0f} s and was stopped; is the machine short of "
+            f"memory or cores? It was started with {java.command} (Java {java.version})"
         )
     body = told.read_bytes()
     (port,) = struct.unpack_from("!i", body)
@@ -108,7 +108,7 @@ _environment = threading.Lock()
 
 @contextmanager
 def _setting(**values: str) -> Iterator[None]:
-    """pyspark takes some of what it is told from the environment only; it is as it was afterwards."""
+    """pyspark reads some settings only from the environment, which is restored afterwards."""
     with _environment:
         before = {name: os.environ.get(name) for name in values}
         os.environ.update(values)
@@ -123,5 +123,5 @@ def _setting(**values: str) -> Iterator[None]:
 
 
 def worker_python() -> Any:
-    """A context in which sessions take this interpreter for Python workers, unless the user has named another one."""
+    """A context in which sessions use this interpreter for Python workers, unless the user has named another one."""
     return _setting(PYSPARK_PYTHON=os.environ.get("PYSPARK_PYTHON", sys.executable))

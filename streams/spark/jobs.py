@@ -1,8 +1,9 @@
-"""What travels in a Spark job, and what is done with it at the other end.
+"""What is sent in a Spark job, and what the worker does with it.
 
-Rows go by reference where driver and workers share a file system: the columns of all windows of a job are written once, as
-Arrow tensors, into a file that workers map into memory; a task says which rows of it make up which window. Elsewhere the
-columns of a task's windows travel in the task, in the same form. Rows that several windows share are written once.
+Rows go by reference where driver and workers share a file system: the columns of all windows of a job are written once,
+as Arrow tensors, into a file that workers map into memory; a task says which rows of it make up which window. Otherwise
+the columns of a task's windows are part of the task, in the same form. Rows that several windows share are written
+once.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ Place = tuple[str, int, str]  # form, offset in the file, numpy type
 
 @dataclass(frozen=True)
 class Load:
-    """Extents of one task. ``columns``: for values and masks of each column, where its array is, and which part of that is
-    whose; ``source``: the file with the arrays, or the arrays themselves."""
+    """Extents of one task. ``columns``: for values and masks of each column, where its array is, and which part of it
+    belongs to which window; ``source``: the file with the arrays, or the arrays themselves."""
 
     labels: list[tuple[Any, ...]]
     columns: list[tuple[str, bool, Place | None, list[tuple[int, int] | None]]]
@@ -81,7 +82,7 @@ def _put(array: Any, sink: Any) -> Place:
 
 
 def _carrier(dtype: Any) -> str:
-    """Tensors know neither times nor truth values; those travel as the integers they are."""
+    """Tensors have neither times nor booleans; those are sent as integers."""
     return "i8" if dtype.kind == "M" else "u1" if dtype.kind == "b" else dtype.str
 
 
@@ -110,7 +111,7 @@ class Arrays:
 
 
 def extents_of(work: Work, load: Load) -> list[Extent]:
-    """The extents, as they were."""
+    """The original extents."""
     arrays = Arrays(load.source)
     found = []
     for i, (number, key, start, end, cuts, length) in enumerate(load.labels):
@@ -124,7 +125,7 @@ def extents_of(work: Work, load: Load) -> list[Extent]:
     return found
 
 
-# ---- at the other end
+# ---- in the worker
 
 _works: dict[bytes, Work] = {}
 
@@ -158,5 +159,5 @@ def _carried_out(what: bytes, operation: Operation, told: Any) -> Reply:
 
 
 def warm(_: int) -> int:
-    """A task with nothing to do: the worker has loaded what evaluation needs afterwards."""
+    """A task with nothing to do: afterwards the worker has loaded what evaluation needs."""
     return len(_works)

@@ -1,4 +1,4 @@
-"""Masters of Spark: how much they run at the same time, and whether they are there."""
+"""Masters of Spark: how many tasks they run at the same time, and whether they answer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import threading
 from tidegate.clock import SystemClock
 from tidegate.errors import SparkUnavailable
 
-ANSWERS_WITHIN_S = 10.0  # a master, which may have been started just now
+ANSWERS_WITHIN_S = 10.0  # for a master that may have just been started
 
 
 def cores() -> int:
@@ -29,7 +29,7 @@ def slots_of(master: str) -> int:
 
 
 def check_answers(master: str, within_s: float = ANSWERS_WITHIN_S) -> None:
-    """Does a standalone master answer, or begin to? Spark itself takes a minute to find out, and does not say so."""
+    """Does a standalone master answer, or will it soon? Spark itself takes a minute to find out, silently."""
     found = re.fullmatch(r"spark://(.+)", master)
     if found is None:
         return
@@ -44,13 +44,13 @@ def check_answers(master: str, within_s: float = ANSWERS_WITHIN_S) -> None:
         pause.wait(0.2)
     raise SparkUnavailable(
         f"no Spark master answers at {master}, tried for {within_s:g} s ({'; '.join(map(str, tried))}); is it running, and is "
-        f"that its host and port? It tells its address when it starts (spark://host:7077)",
+        f"that its host and port? The master prints its address when it starts (spark://host:7077)",
         master=master,
     )
 
 
 def _silence(address: str, timeout_s: float) -> str | None:
-    """Why nobody answers there; None: somebody does."""
+    """Why nothing answers there; None when something does."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout_s or None).close()

@@ -1,4 +1,4 @@
-"""Why something failed on Spark, in one line: what it says itself is pages long, and the cause is somewhere in the middle."""
+"""Why something failed on Spark, in one line: Spark's own text is pages long, with the cause in the middle."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ CODES = re.compile(r"^\[[A-Z_.0-9]+\] *|\s*SQLSTATE: \w+$")
 
 
 def reason_of(error: BaseException) -> str:
-    """Of an exception in a Python worker that exception, of one in the JVM what caused it, and what caused that."""
+    """For an exception in a Python worker, that exception; for one in the JVM, its chain of causes."""
     text = str(error)
     raised = [line.strip() for line in text.splitlines() if RAISED.match(line)]
     if not raised:
@@ -19,7 +19,7 @@ def reason_of(error: BaseException) -> str:
     found = raised[-1]
     if "No module named" in found:
         found += (
-            "; Spark's Python workers lack that module: install there what this process has, put it on their PYTHONPATH, or "
+            "; Spark's Python workers lack that module: install it there, put it on their PYTHONPATH, or "
             "name the right Python with PYSPARK_PYTHON before the session starts"
         )
     return found

@@ -1,11 +1,11 @@
-"""One Spark session, however it comes about: one that exists, one for a master URL, or one embedded in this process.
+"""One Spark session, however it is obtained: one that exists, one for a master URL, or one embedded in this process.
 
     spark_session()                         embedded, on the cores of this machine, with settings measured for small jobs
     spark_session("local[4]")               the same, on so many cores
     spark_session("spark://host:7077")      on a cluster
     spark_session(existing)                 that one, as it is
 
-A process can have one only, so everybody shares it. It starts when it is first asked for; until then nothing of pyspark
+A process can have only one, so all users share it. It starts when it is first asked for; until then nothing of pyspark
 is imported. What :class:`Spark` adds is starting in the background.
 """
 
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("tidegate.spark")
 
 MASTER = re.compile(r"local(\[.+\])?|local-cluster\[.+\]|yarn|(spark|k8s)://.+")
-RETRIES = 4  # attempts at a task before its job fails; local[n] alone would have one
+RETRIES = 4  # attempts at a task before its job fails; plain local[n] has only one
 
-# as many threads as here: libraries that add up in another grouping give other last bits
+# as many threads as here: with another grouping of sums the last bits may differ
 BLAS_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -58,7 +58,7 @@ class SparkSettings:
         return self.master is None or self.master.startswith("local")
 
     def all(self, folder: Path) -> dict[str, str]:
-        """Every setting, those of the user last."""
+        """All settings, the user's last."""
         found = {"spark.master": self._master(), "spark.app.name": "tidegate", **SESSION}
         if self.local:
             found |= {
@@ -100,17 +100,17 @@ SESSION = {
 
 
 def worker_environment() -> dict[str, str]:
-    """What Python workers find in their environment."""
+    """The environment of Python workers."""
     threads = {name: os.environ.get(name) or os.environ.get("OMP_NUM_THREADS") or str(cores()) for name in BLAS_THREADS}
-    # numpy's temporaries stay in the heap instead of being mapped anew each time, which triples the time
+    # numpy's temporaries stay in the heap; mapping them each time triples the time
     return {"MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TRIM_THRESHOLD_": str(2**30), **threads}
 
 
 class Spark:
     """A session that starts when it is needed, or in the background before that.
 
-    ``session()`` waits for it; ``begin()`` does not. Whoever did not start it does not stop it: a session that was given,
-    or that existed, is left alone.
+    ``session()`` waits for it; ``begin()`` does not. Only the one who started it stops it: a session that was given, or
+    that existed, is left alone.
     """
 
     def __init__(self, given: SparkSession | str | None = None, settings: SparkSettings | None = None) -> None:
@@ -135,7 +135,7 @@ class Spark:
         return self._session is None and self._thread is not None and self._thread.is_alive()
 
     def session(self) -> SparkSession:
-        """The session; starts it if need be."""
+        """The session; starts it if needed."""
         with self._lock:
             if self._session is None:
                 began = SystemClock().monotonic()
@@ -155,7 +155,7 @@ class Spark:
         return str(self._session.sparkContext.master) if self._session is not None else self.settings._master()
 
     def check(self) -> None:
-        """Raise when it could not be started, for want of pyspark, of Java or of a master that answers."""
+        """Raise when it could not be started, because pyspark, Java or a master that answers is missing."""
         if self._session is None:
             if find_spec("pyspark") is None:
                 raise SparkUnavailable("Spark needs pyspark, which is not installed; pip install 'tidegate[spark]'")
@@ -164,7 +164,7 @@ class Spark:
                 check_answers(self.settings.master or "")
 
     def begin(self) -> None:
-        """Start it in the background, if that has not happened yet. ``error`` says why it could not be."""
+        """Start it in the background, if that has not happened yet. ``error`` says why it could not start."""
         if self._session is None and self._thread is None:
             self._thread = threading.Thread(target=self._begin, name="tidegate-spark-start", daemon=True)
             self._thread.start()
@@ -177,7 +177,7 @@ class Spark:
 
     def _start(self) -> Any:
         self.check()
-        warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas")  # what we hand it is Arrow
+        warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas")  # our input is Arrow
         from pyspark import SparkConf, SparkContext
         from pyspark.sql import SparkSession
 
@@ -215,7 +215,7 @@ class Spark:
         if wanted is not None and context.master.partition(",")[0].rstrip("]") != wanted.partition(",")[0].rstrip("]"):
             raise SparkUnavailable(
                 f"a session with master {wanted} was asked for, but this process has one with master {context.master}, and "
-                f"there can be only one; stop that one first, or give it as it is: spark=session"
+                f"there can be only one; stop that one first, or pass it as spark=session"
             )
         return SparkSession.builder.getOrCreate()
 
@@ -238,7 +238,7 @@ class Spark:
 
 
 def _check(given: Any, master: str | None) -> None:
-    """Is it something that Spark can run on? Found out now, not by a JVM that has been started for it."""
+    """Can Spark run on it? Checked now, before a JVM is started for it."""
     if given is not None and not hasattr(given, "sparkContext"):
         raise SparkUnavailable(
             f"spark= takes a SparkSession, a master URL, or nothing for a session in this process; got {given!r}. A session of "
@@ -246,7 +246,7 @@ def _check(given: Any, master: str | None) -> None:
         )
     if master is not None and not MASTER.fullmatch(master):
         raise SparkUnavailable(
-            f"{master!r} is no master URL of Spark; it is local, local[2], local[*], spark://host:7077, yarn or k8s://…",
+            f"{master!r} is not a Spark master URL; use local, local[2], local[*], spark://host:7077, yarn or k8s://…",
             master=master,
         )
 
@@ -258,7 +258,7 @@ def _remove(folder: Path, owner: int) -> None:
 
 
 def import_path() -> list[str]:
-    """Workers on this machine find the modules that this process finds."""
+    """Lets workers on this machine import what this process can."""
     return [entry or os.getcwd() for entry in sys.path]
 
 
@@ -270,7 +270,7 @@ def shared_spark(given: SparkSession | Spark | str | None = None) -> Spark:
     """The session of this process for what was given; the same one each time."""
     if isinstance(given, Spark):
         return given
-    name = given if given is None or isinstance(given, str) else id(given)  # it is kept, so the number stays its own
+    name = given if given is None or isinstance(given, str) else id(given)  # the object is kept, so its id stays unique
     with _sharing:
         if name not in _shared:
             _shared[name] = Spark(given)

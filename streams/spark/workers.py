@@ -1,7 +1,7 @@
-"""Python workers of Spark: what they find in their environment.
+"""The environment of Spark's Python workers.
 
-A session that was not started here gives its workers the first ``python3`` of the PATH, and one BLAS thread. Windows are to
-have the same bytes as in this process, so their workers get the settings of this process and, on this machine, its
+A session that was not started here gives its workers the first ``python3`` on the PATH, and one BLAS thread. Windows
+must give the same bytes as in this process, so their workers get the settings of this process and, on this machine, its
 interpreter and its modules. Whatever else runs in that session keeps its own workers.
 """
 
@@ -21,11 +21,11 @@ _changing = threading.Lock()
 
 @contextmanager
 def workers_like_here(context: Any) -> Iterator[None]:
-    """Jobs put together meanwhile run in workers with the settings of this process."""
+    """Jobs built inside this context run in workers with the settings of this process."""
     wanted = worker_environment()
     with _changing:
         before = context.environment, context.pythonExec
-        if not wanted.items() <= before[0].items():  # else it is a session of ours: all of its workers are like that
+        if not wanted.items() <= before[0].items():  # otherwise it is our own session: all of its workers are like that
             context.environment = {**before[0], **wanted}
             if str(context.master).startswith("local"):
                 context.environment["PYTHONPATH"] = os.pathsep.join(import_path())

@@ -137,7 +137,7 @@ def test_a_source_that_gives_up_is_told(place: Path) -> None:
     assert done.exit_code == 1
     source = json.loads(done.stdout)[0]
     assert source["state"] == "stopped"
-    assert "a.ndjson:25 is no row of orders" in source["error"]
+    assert "a.ndjson:25 is not a row of orders" in source["error"]
 
 
 def test_a_check_leaves_nothing_behind(place: Path) -> None:
@@ -161,7 +161,7 @@ name = "s"
     checked = run("connect", "check.toml", "--check", "--json")
     assert checked.exit_code == 0, checked.output
     assert [fact["fits"] for fact in json.loads(checked.stdout)] == [
-        "target.sqlite and table shipped will be made",
+        "target.sqlite and table shipped will be created",
         "1 file to read",
         f"127.0.0.1:{port} is free to listen on",
         "a free port will be taken",
@@ -202,8 +202,8 @@ def test_sinks_are_checked_and_nothing_is_made(place: Path) -> None:
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as server:
         port = server.getsockname()[1]
         for kind, fits in (
-            ("files", "directory new/out will be made"),
-            ("sql", "target.sqlite and table shipped will be made"),
+            ("files", "directory new/out will be created"),
+            ("sql", "target.sqlite and table shipped will be created"),
             ("webhook", f"127.0.0.1:{port} answers"),
         ):
             checked = with_sink(place, SINKS[kind].replace("{port}", str(port)))
@@ -284,9 +284,9 @@ def test_a_row_that_is_refused_is_put_aside_after_so_many_tries(place: Path) -> 
         ("size = 1", "colour = 1", "unknown key source[1].colour; there are path, format, follow"),
         ("${PLACE}", "${NOWHERE}", "key path names the environment variable NOWHERE, which is not set"),
         ('format = "csv"', 'format = "xml"', "sink[1]: FileSink(format='xml')"),
-        ('name = "log"', 'name = "out"', "sink[1].name: 'out' is there twice"),
+        ('name = "log"', 'name = "out"', "sink[1].name: 'out' is used twice"),
         ('name = "orders"\n', "", "source[1].name is missing"),
-        ("[[source]]", "[source", "is no TOML"),
+        ("[[source]]", "[source", "is not valid TOML"),
         ("size = 1", "fields = { id = 3 }", "source[1].fields = {'id': 3}: expected Mapping[str, str]"),
         ('directory = "shop.db"', 'url = "shop"', "url = 'shop': expected the address of a server, http://host:port"),
     ],
@@ -308,7 +308,7 @@ def test_errors_name_the_key(place: Path, was: str, now: str, told: str) -> None
         ),
         (
             'kind = "sql"\nurl = "shop"\ntable = "t"\ncursor = "n"',
-            "source[1]: 'shop' is no address of a database; write postg",
+            "source[1]: 'shop' is not a database address; write postg",
         ),
         (
             'kind = "sql"\nurl = "shop://x"\ntable = "t"\ncursor = "n"',

@@ -207,7 +207,7 @@ def test_a_crowd_is_told_to_come_again() -> None:
 
 def test_waiting_messages_are_bounded_by_bytes() -> None:
     line = WaitingLine(1000, capacity_bytes=100)
-    with line.room(60), pytest.raises(Overloaded, match="60 bytes wait"), line.room(41):
+    with line.room(60), pytest.raises(Overloaded, match="60 bytes are already waiting"), line.room(41):
         pass
     with line.room(100):
         pass

@@ -169,7 +169,7 @@ def test_records_of_a_schema(open_engine: Open, columns: str, values: Any, told:
     [
         ("id BIGINT, name VARCHAR", r"'id' is int, which can't hold the stream's id BIGINT"),
         ("id INTEGER, name DOUBLE", r"'name' is string, which can't hold the stream's name DOUBLE"),
-        ("id INTEGER", r"it has the fields name, which the stream has not"),
+        ("id INTEGER", r"it has the fields name, which the stream does not have"),
         ("id INTEGER, name VARCHAR, ward VARCHAR", r"it has no field ward, which the stream has"),
     ],
 )

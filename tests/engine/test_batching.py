@@ -321,7 +321,7 @@ def test_an_engine_that_closes_first_says_what_it_leaves_behind(caplog: pytest.L
         ({"interval": "1d", "on": "day"}, "may be NULL"),
         ({"delay": 5}, "length of time"),
         ({"delay": "0s"}, "length of time"),
-        ({"delay": "soon"}, "no length of time"),
+        ({"delay": "soon"}, "not a length of time"),
     ],
 )
 def test_what_can_not_be_is_refused(given: dict[str, Any], message: str) -> None:

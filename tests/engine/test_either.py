@@ -310,7 +310,7 @@ def _answers_of_both_kinds(app: App) -> None:
         (
             declared(key="k", other="VARCHAR"),
             lambda app: app.procedure(inputs=either("a", "b"))(two),
-            "keyed differently .a by INTEGER, b by VARCHAR.; one key has no meaning for the other",
+            "keyed differently .a by INTEGER, b by VARCHAR.; a key of one means nothing in the other",
         ),
         (declared(), lambda app: app.procedure(inputs=either("a"))(one), "two or more streams, got 1"),
         (declared(), lambda app: app.procedure(inputs=either("a", "a"))(two), "name a stream twice"),

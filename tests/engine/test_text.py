@@ -59,9 +59,9 @@ def test_a_batch_with_it_is_refused_and_its_id_is_free(
     engine_of: Callable[..., tidegate.Engine], tmp_path: Path, row: tuple[str, str | None]
 ) -> None:
     engine = engine_of(notes(), tmp_path / "data")
-    with pytest.raises(DataError, match="no Unicode text"):
+    with pytest.raises(DataError, match="not valid Unicode"):
         engine.push("written", [row], 5)
-    with pytest.raises(DataError, match="no Unicode text"):
+    with pytest.raises(DataError, match="not valid Unicode"):
         engine.feed("written", [row])
     assert engine.push("written", [("tea, 茶, 🍵", None)], 5).result(60) is None
     assert engine.query("SELECT title FROM notes").rows == [("tea, 茶, 🍵",)]
@@ -74,7 +74,7 @@ def test_a_call_with_it_is_refused_before_it_is_logged(tmp_path: Path) -> None:
             engine.call("write", HALF)
         with pytest.raises(DataError, match="can't be written to the log"):
             engine.call("write", 2**70)
-        with pytest.raises(Aborted, match="no Unicode text"):
+        with pytest.raises(Aborted, match="not valid Unicode"):
             engine.call("spoil")
         engine.call("write", "tea")
     with tidegate.open(app, tmp_path / "data") as engine:

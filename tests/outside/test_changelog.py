@@ -100,9 +100,9 @@ def test_an_empty_engine_is_rebuilt_from_it(open_engine: Open, tmp_path: Path) -
     new.push("deposits", [(9, 9, Decimal(1))])  # and it works on
     new.close()
     assert verify(bank(), tmp_path / "new").same
-    with pytest.raises(TidegateError, match="has worked already"):
+    with pytest.raises(TidegateError, match="already has data"):
         rebuild(bank(), tmp_path / "new", {})
-    with pytest.raises(TidegateError, match="no table with a changelog; those are accounts, notes"):
+    with pytest.raises(TidegateError, match="not a table with a changelog; those are accounts, notes"):
         rebuild(bank(), tmp_path / "other", {"deposits": []})
 
 
@@ -116,10 +116,10 @@ def test_files_that_are_missing_are_told(open_engine: Open, tmp_path: Path) -> N
         changes_in_files(tmp_path / "elsewhere")
     _, second, third = sorted((tmp_path / "changes").iterdir())
     second.unlink()
-    with pytest.raises(TidegateError, match=r"has a gap.*Deliver it anew, under another name"):
+    with pytest.raises(TidegateError, match=r"has a gap.*Deliver it again, under another name"):
         rebuild(bank(), tmp_path / "new", {"accounts": changes_in_files(tmp_path / "changes")})
     third.write_text("{}\n")
-    with pytest.raises(TidegateError, match=r"line 1, is no change of a table"):
+    with pytest.raises(TidegateError, match=r"line 1, is not a table change"):
         changes_in_files(tmp_path / "changes")
 
 

@@ -191,11 +191,11 @@ def test_effects_of_a_commit_are_on_disk_before_its_batch_is_sent(
 def test_a_name_is_used_once_and_belongs_to_one_stream(words: App, open_engine: Open) -> None:
     engine = open_engine(words)
     engine.deliver("words", Recorder())
-    with pytest.raises(TidegateError, match="words/words/Recorder' is at work already"):
+    with pytest.raises(TidegateError, match="words/words/Recorder' is already running"):
         engine.deliver("words", Recorder())
     with pytest.raises(TidegateError, match="interior stream"):
         engine.deliver("incoming", Recorder())
-    with pytest.raises(TidegateError, match="at least one batch at once"):
+    with pytest.raises(TidegateError, match="at least one batch at a time"):
         engine.deliver("words", Recorder(at_once=0), "none")
 
 

@@ -93,7 +93,7 @@ def test_when_all_are_at_work_it_is_said(shop: Shop) -> None:
     for thread in threads:
         thread.start()
     try:
-        with pytest.raises(psycopg.OperationalError, match="at most 6, and all are at work"):
+        with pytest.raises(psycopg.OperationalError, match="at most 6, and all are busy"):
             connect_until_full(shop)
     finally:
         for connection in held:
@@ -312,7 +312,7 @@ def test_one_user_of_the_server_has_so_many_queries(shop: Shop) -> None:
         replica = shop.replica
         asking = [asyncio.ensure_future(replica.query(ENDLESS, user="slow", timeout_s=50)) for _ in range(64)]
         await asyncio.sleep(0)
-        with pytest.raises(QueryFailed, match="has 64 queries at work or waiting"):
+        with pytest.raises(QueryFailed, match="has 64 queries running or waiting"):
             await replica.query("SELECT 1", user="slow")
         _, batches = await replica.query("SELECT 1", user="quick")
         assert [batch.num_rows async for batch in batches] == [1]

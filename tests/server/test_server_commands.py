@@ -64,7 +64,7 @@ def test_push_and_call(run: Run, shared: Server) -> None:
     lines = '["tea", 0]\n' * 25
     assert json.loads(run("push", "orders", "-i", "-", "--size", "10", *there, stdin=lines).stdout) == {"batches": 3}
     assert "did you mean 'orders'" in run("push", "order", "[]", *there, code=2).stderr
-    assert "is no JSON" in run("push", "orders", "[", *there, code=2).stderr
+    assert "is not JSON" in run("push", "orders", "[", *there, code=2).stderr
     assert "is the server running" in run("push", "orders", "[]", "--url", "http://127.0.0.1:1", code=2).stderr
 
 
@@ -132,7 +132,7 @@ def test_tokens_are_made_and_kept_as_hashes(run: Run, tmp_path: Path) -> None:
     run("token", "new", "--name", "b", "--role", "query", "--days", "3", "--rate", "9", "--file", str(file))
     assert first["token"] not in file.read_text()
     assert file.stat().st_mode & 0o077 == 0
-    assert "roles is a list" in run("token", "new", "--name", "c", "--role", "boss", code=2).stderr
+    assert "roles must be a list" in run("token", "new", "--name", "c", "--role", "boss", code=2).stderr
     from tidegate.server.tokens import load_tokens
 
     assert load_tokens(file, None).required
@@ -161,7 +161,7 @@ def test_serve_starts_says_where_and_stops(run: Run, tmp_path: Path) -> None:
         pushed = run("push", "orders", '["tea", 0]', "--json", "--url", facts["url"]).stdout
         assert json.loads(pushed)["done"] is True
         told = run("serve", SHOP, "--port", facts["url"].rpartition(":")[2], code=2).stderr
-        assert "is another server there?" in told
+        assert "is another server running there?" in told
         server.send_signal(signal.SIGINT)
         assert server.wait(timeout=30) == 0
 

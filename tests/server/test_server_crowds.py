@@ -65,7 +65,7 @@ def test_work_goes_on_in_a_crowd(start: Callable[..., Server], tmp_path: Path) -
                 assert new.query("SELECT count(*) FROM stock").scalar() == 1
     assert server.stop() == 0
     server.assert_no_errors()
-    assert "the one that was idle longest is shown out" in server.log
+    assert "the longest idle one is closed" in server.log
     assert f"this process may open {DESCRIPTORS} descriptors" in server.log, "the soft limit is raised first"
 
 

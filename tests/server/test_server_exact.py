@@ -108,7 +108,7 @@ def test_an_answer_that_names_its_question_reaches_no_other(shared: Server) -> N
         assert rounded.status_code == 422  # 9007199254741092.0 is no integer
         wrong = http.post(path, params=named, json={"patient": int(other["key"]), "give": True})
         assert (wrong.status_code, wrong.json()["error"]["type"]) == (409, "BatchError")
-        assert "rounded on its way" in wrong.text
+        assert "rounded in transit" in wrong.text
         assert {q["question"] for q in http.get("/v1/questions").json()["questions"]} >= {
             meant["question"],
             other["question"],
@@ -130,7 +130,7 @@ def test_of_two_doctors_the_second_is_told(shared: Server) -> None:
         )  # the same answer: a repeat of a request that got lost looks like this
         assert again.duplicate
         assert [o.state for o in again.original] == ["done"]
-        with pytest.raises(BatchError, match="that answer stands, and this one was not taken") as told:
+        with pytest.raises(BatchError, match="that answer stands, and this one was not accepted") as told:
             client.answer(question, give=False)
         assert not isinstance(told.value, NotAsked)
         with shared.http() as http:

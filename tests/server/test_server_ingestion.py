@@ -53,7 +53,7 @@ def test_rows_come_in_once_across_a_kill_of_the_server(start: Start, tmp_path: P
         bad = tmp_path / "bad.ndjson"
         bad.write_text("nonsense\n")
         refused = ingest(client, "orders", FileSource(bad), "bad")
-        with pytest.raises(SourceError, match="is no row of orders"):
+        with pytest.raises(SourceError, match="is not a row of orders"):
             refused.pump()
         with pytest.raises(TidegateError, match="has no border stream 'shipments'"):
             ingest(client, "shipments", FileSource(bad), "bad")

@@ -84,6 +84,6 @@ def test_a_handler_that_fails_is_logged_and_told_without_its_reason(caplog: pyte
     finally:
         logger.removeHandler(caplog.handler)
     assert answer.status_code == 500
-    assert "its log says how" in answer.json()["error"]["message"]
+    assert "its log has the details" in answer.json()["error"]["message"]
     assert "secret" not in answer.text
     assert "secret" in caplog.text

@@ -62,10 +62,10 @@ def as_(name: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("headers", "text"),
     [
-        ({}, "wants a token"),
+        ({}, "requires a token"),
         ({"authorization": "Bearer wrong"}, "not known"),
-        ({"authorization": "Bearer"}, "wants a token"),
-        ({"authorization": f"Basic {TOKENS['admin']}"}, "wants a token"),
+        ({"authorization": "Bearer"}, "requires a token"),
+        ({"authorization": f"Basic {TOKENS['admin']}"}, "requires a token"),
         ({"authorization": f"Bearer {TOKENS['admin']}x"}, "not known"),
         (as_("old"), "expired on 2020-01-01"),
     ],
@@ -73,7 +73,7 @@ def as_(name: str) -> dict[str, str]:
 def test_no_wrong_and_expired_tokens(guarded: Server, headers: dict[str, str], text: str) -> None:
     with guarded.http(headers=headers) as http:
         paths = ("/v1/app", "/v1/status", "/metrics", "/openapi.json", "/v1/nothing")
-        for path in paths if text == "wants a token" else paths[:1]:  # a wrong token has to wait, longer every time
+        for path in paths if text == "requires a token" else paths[:1]:  # a wrong token has to wait, longer every time
             got = http.get(path)
             assert got.status_code == 401, path
             assert text in got.json()["error"]["message"]
@@ -298,14 +298,14 @@ def test_listening_beyond_this_machine_takes_tokens() -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("nonsense", "no TOML"),
+        ("nonsense", "not valid TOML"),
         ("", "no .*token.* entry"),
         ('[[token]]\nname = "a"', "sha256"),
         ('[[token]]\nsha256 = "00"', "name is missing"),
-        (entry("push", '"boss"'), "roles is a list"),
-        (entry("push", '"push"', 'expires = "soon"'), "expires is a date"),
-        (entry("push", '"push"', "rate = -1"), "rate is a positive"),
-        (entry("push", '"push"', "password = 1"), "no field"),
+        (entry("push", '"boss"'), "roles must be a list"),
+        (entry("push", '"push"', 'expires = "soon"'), "expires must be a date"),
+        (entry("push", '"push"', "rate = -1"), "rate must be a positive"),
+        (entry("push", '"push"', "password = 1"), "not a field"),
     ],
 )
 def test_mistakes_in_the_tokens_file(text: str, told: str) -> None:

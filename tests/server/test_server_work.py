@@ -195,7 +195,7 @@ def test_a_step_of_a_source_counts_once_however_it_is_sent(shared: Server) -> No
         ("orders/batches", "application/json", b"{", 422, "does not fit"),
         ("orders/batches", "application/json", b'{"rows": 1}', 422, "Expected `array`"),
         ("orders/batches", "application/json", b'{"rows": [], "x": 1}', 422, "unknown field"),
-        ("orders/batches", "application/json", b"[" * 100_000, 422, "100,000 deep"),
+        ("orders/batches", "application/json", b"[" * 100_000, 422, "100,000 levels deep"),
         ("orders/batches", "application/json", b'[["tea", "x"]]', 422, "orders.pieces"),
         ("orders/batches", "application/json", b'["tea"]', 422, "tuple, list or dict"),
         ("orders/batches", "application/json", b'[["tea", null]]', 422, "NOT NULL"),

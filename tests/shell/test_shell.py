@@ -117,7 +117,7 @@ def test_standard_input(data: Path, run: Run) -> None:
 def test_errors_are_one_message(data: Path, tmp_path: Path, run: Run) -> None:
     for arguments, told in (
         ((str(data), "-c", "SELECT * FROM nowhere"), "nowhere does not exist"),
-        ((str(data), "-c", "DELETE FROM stock"), "only read"),
+        ((str(data), "-c", "DELETE FROM stock"), "read-only"),
         ((str(tmp_path), "-c", "SELECT 1"), "has no log"),
         (("ftp://x", "-c", "SELECT 1"), "give a directory"),
         (("postgresql://u:hidden@127.0.0.1:1/tidegate", "-c", "SELECT 1"), "can't connect"),
@@ -195,7 +195,7 @@ def test_a_conversation(data: Path) -> None:
     assert "error:" in told
     assert "2 columns" in told
     assert "VARCHAR" in told
-    assert ".nonsense is no command" in told
+    assert ".nonsense is not a command" in told
 
 
 def test_modes_and_timer(data: Path) -> None:

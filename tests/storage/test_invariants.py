@@ -64,8 +64,8 @@ BROKEN: list[tuple[Callable[[], VersionedTable], Break, str]] = [
     (at_rest, put_row((2, 10)), "the row of key 1 is"),
     (at_rest, put_row((1,)), "the row of key 1 is"),
     (at_rest, put_row(SCHEMA.named((1, 10))), "the row of key 1 is"),
-    (at_rest, lambda table: table.rows.update({9: None}), "key 9 has no row is remembered"),
-    (at_rest, lambda table: table.dirty.pop(4), "key 4 has no row is remembered"),
+    (at_rest, lambda table: table.rows.update({9: None}), "key 9 is remembered as absent"),
+    (at_rest, lambda table: table.dirty.pop(4), "key 4 is remembered as absent"),
     (at_rest, lambda table: table.dirty.update({9: True}), "key 9 has changed since the last merge"),
     (at_rest, set_to("straight", NEVER), "with 0 chains"),
     (at_rest, lambda table: table.indexes[0].drop((1, 10), 1), "index .* holds"),
@@ -116,7 +116,7 @@ def test_a_version_that_somebody_may_still_read_and_that_is_gone(positions: Any,
 def test_a_version_that_nobody_may_read_and_that_is_kept(positions: Any, commits: Any) -> None:
     table = with_chains()
     table.check(positions, commits)
-    with pytest.raises(CorruptionError, match="kept that nobody may read"):
+    with pytest.raises(CorruptionError, match="kept that no reader can reach"):
         table.check(positions, commits, trimmed=True)
     table.trim(positions, commits)
     table.check(positions, commits, trimmed=True)

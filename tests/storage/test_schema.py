@@ -115,7 +115,7 @@ def test_row_api(votes: Store) -> None:
         ("CREATE TABLE t (a HUGEINT PRIMARY KEY)", "BIGINT"),
         ("CREATE TABLE t (a INTEGER PRIMARY KEY, b INTEGER GENERATED ALWAYS AS (a + 1))", "generated"),
         ("CREATE TABLE t (a INTEGER PRIMARY KEY", "DuckDB refuses"),
-        ("CREATE TABLE t (at TIMESTAMP PRIMARY KEY)", 'If at is a name: it is a word of SQL, too; write "at"'),
+        ("CREATE TABLE t (at TIMESTAMP PRIMARY KEY)", 'If at is a name: it is also an SQL keyword; write "at"'),
         ("CREATE TABLE t (a INTEGER PRIMARY KEY, b INTEGER); CREATE INDEX i ON t ((a + b))", "plain columns"),
         ("SELECT 1", "creates 0"),
     ],

@@ -59,7 +59,7 @@ def test_the_same_id_with_other_rows_is_refused() -> None:
 def test_a_lower_id_is_refused() -> None:
     door = border()
     push(door, [(1, "a")], 5)
-    with pytest.raises(BatchError, match=r"batch 4 on orders comes too late.*5 was accepted.*larger id"):
+    with pytest.raises(BatchError, match=r"batch 4 on orders comes too late.*5 was already accepted.*larger one"):
         push(door, [(1, "a")], 4)
 
 

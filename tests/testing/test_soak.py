@@ -111,5 +111,5 @@ def test_who_makes_no_step_is_told_of_once_patience_is_over() -> None:
 def test_a_life_that_can_not_begin_is_a_failure(tmp_path: Path) -> None:
     with tidegate.open(soak_app(), tmp_path / "data"):
         summary = Soak(tmp_path, 1, 0, 20, "serial").run(lambda what, seconds: None)
-    assert [told.partition(";")[0] for told in summary.violations] == ["a life could not begin (exit code 1)"]
+    assert [told.partition(";")[0] for told in summary.violations] == ["a life could not start (exit code 1)"]
     assert "DirectoryInUse" in (tmp_path / "server.log").read_text()

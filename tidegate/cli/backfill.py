@@ -1,4 +1,4 @@
-"""``tidegate backfill``: a history in files through an app, read and sorted by Spark, its windows evaluated there."""
+"""``tidegate backfill``: feed files of history to an app; Spark reads and sorts them, and evaluates windows."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ def backfill(
     stream: Annotated[str, typer.Option(help="The border stream that the rows go to.")],
     order_by: Annotated[list[str], typer.Option(help="Feed the rows in the order of this column; may be repeated.")],
     data: Annotated[Path | None, typer.Option(help="The engine's directory; without it, in memory.")] = None,
-    size: Annotated[int, typer.Option(min=1, help="Rows to a batch.")] = 100,
+    size: Annotated[int, typer.Option(min=1, help="Rows per batch.")] = 100,
     format: Annotated[str | None, typer.Option(help="parquet, csv or json; by default from the names.")] = None,
-    source: Annotated[str | None, typer.Option(help="The name under which the place is remembered.")] = None,
+    source: Annotated[str | None, typer.Option(help="The name under which the position is stored.")] = None,
     master: Annotated[
         str | None, typer.Option(help="Where Spark runs: local[4], spark://host:7077, …; by default in this process.")
     ] = None,
     backend: Annotated[str, typer.Option(help="Where windows are evaluated: spark, auto or local.")] = "spark",
     as_json: Json = False,
 ) -> None:
-    """Feed a history to an app: files, in order, as transactions. Run it again after a crash, and it goes on.
+    """Feed a history to an app: files, in order, as transactions. Run it again after a crash, and it continues.
 
     Example: tidegate backfill ward.py:app vitals/ --stream vitals --order-by seen --data ward.db --format parquet
 
@@ -71,7 +71,7 @@ def backfill(
     if as_json:
         print_json(facts)
         return
-    resumed = f", going on at row {done.resumed_at:,}" if done.resumed_at else ""
+    resumed = f", continuing at row {done.resumed_at:,}" if done.resumed_at else ""
     told.print(
         f"{done.fed:,} rows in {done.batches:,} batches to {stream} in {seconds:.1f} s{resumed}", highlight=False
     )

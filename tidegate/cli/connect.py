@@ -22,13 +22,13 @@ def connect(
     path: Annotated[Path, typer.Argument(metavar="FILE", help=r"A TOML file with [\[source]] and [\[sink]] entries.")],
     check: Annotated[
         bool,
-        typer.Option("--check", help="Look at every source and sink once, take and send nothing, say whether it fits."),
+        typer.Option("--check", help="Check every source and sink once without taking or sending anything."),
     ] = False,
     once: Annotated[
-        bool, typer.Option("--once", help="Stop when all sources are finished and all sinks have it.")
+        bool, typer.Option("--once", help="Stop when all sources are finished and everything is delivered.")
     ] = False,
     metrics: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Answer GET /metrics on this port of loopback, for Prometheus.")
+        int | None, typer.Option(min=0, max=65535, help="Serve GET /metrics for Prometheus on this loopback port.")
     ] = None,
     token: TokenOption = None,
     as_json: Json = False,
@@ -39,7 +39,7 @@ def connect(
 
     Ctrl-C finishes what is being sent and stops; a second one stops at once.
 
-    Exit code 1: a source or sink has given up, or with --once a sink did not take everything; the reason is told.
+    Exit code 1: a source or sink has given up, or with --once a sink did not take everything; the reason is printed.
     """
     from importlib import import_module
 
@@ -52,7 +52,7 @@ def connect(
     started = threading.Event()
 
     def told_to_stop(*_: Any) -> None:
-        if stop.is_set() or not started.is_set():  # nothing is under way yet, or it takes too long to end
+        if stop.is_set() or not started.is_set():  # nothing is under way yet, or it takes too long to finish
             raise KeyboardInterrupt
         stop.set()
 

@@ -22,7 +22,7 @@ def hospital(
     speed: Annotated[
         float | None,
         typer.Option(
-            min=0, help="Seconds on the ward per second; 0: as fast as it goes (default: 3 with the page, else 0)."
+            min=0, help="Seconds on the ward per second; 0: as fast as possible (default: 3 with the page, else 0)."
         ),
     ] = None,
     minutes: Annotated[float, typer.Option(min=1, help="How long the simulated shift is, on the ward.")] = 10,
@@ -32,7 +32,7 @@ def hospital(
     patient: Annotated[list[int] | None, typer.Option(help="Of the records, this patient's (repeatable).")] = None,
     backend: Annotated[str, typer.Option(help="Where windows are evaluated: auto, local or spark.")] = "auto",
     without_transactions: Annotated[
-        bool, typer.Option("--without-transactions", help="What goes wrong without each of the guarantees, counted.")
+        bool, typer.Option("--without-transactions", help="Count what goes wrong without each of the guarantees.")
     ] = False,
     host: Annotated[str, typer.Option(help="Where the page listens.")] = "127.0.0.1",
     port: Annotated[
@@ -51,7 +51,8 @@ def hospital(
 
     Example: tidegate demo --data waveforms --patient 10013 --headless --auto-doctor
 
-    Without a terminal, or without the packages of the extra "server", it plays without a page and decides by itself.
+    Without a terminal, or without the packages of the extra "server", it plays without a page, and a simulated doctor
+    decides.
     """
     if context.invoked_subcommand is not None:
         return
@@ -106,7 +107,7 @@ def _contrast(seed: int, as_json: bool) -> None:
 def leaderboard(
     votes: Annotated[int, typer.Option(min=1, help="Votes to cast.")] = 60_000,
     seed: Annotated[int, typer.Option(help="Which contest.")] = 1,
-    seconds: Annotated[float, typer.Option(min=0, help="How long to show it; 0 for as fast as it goes.")] = 8.0,
+    seconds: Annotated[float, typer.Option(min=0, help="How long to show it; 0 for as fast as possible.")] = 8.0,
     as_json: Json = False,
 ) -> None:
     """A singing contest, live: one vote is one nested transaction. Exit code 1: it did not end like the serial reference.

@@ -1,4 +1,4 @@
-"""``crash-test`` and ``soak``: engines that are killed again and again, and what must be left of them."""
+"""``crash-test`` and ``soak``: engines that are killed again and again, and what must survive."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tidegate.cli.printing import Json, console, need_server, print_facts, print
 
 
 class Executors(StrEnum):
-    """Which executor lives have; both: by turns."""
+    """The executor of each life; both: in turn."""
 
     serial = "serial"
     threads = "threads"
@@ -65,18 +65,19 @@ def crash_test(
 
 def soak(
     minutes: Annotated[float, typer.Option(min=0.01, help="How long.")] = 10.0,
-    seed: Annotated[int, typer.Option(help="For the kills and for who does what when.")] = 0,
-    kills_every: Annotated[float, typer.Option(min=0.1, help="Seconds from one end of a process to the next.")] = 20.0,
-    executor: Annotated[Executors, typer.Option(help="serial, threads, or both by turns.")] = Executors.both,
+    seed: Annotated[int, typer.Option(help="For the kills and for the schedule of the clients.")] = 0,
+    kills_every: Annotated[float, typer.Option(min=0.1, help="Seconds between two ends of the process.")] = 20.0,
+    executor: Annotated[Executors, typer.Option(help="serial, threads, or both in turn.")] = Executors.both,
     keep: Annotated[
-        Path | None, typer.Option(help="Keep data, log and stacks here; otherwise only if something is wrong.")
+        Path | None, typer.Option(help="Keep data, log and stacks here; without it they are kept only after a failure.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Everything at once, for minutes, with kills in between: nothing may hang, get lost, doubled or seen half done.
+    """Everything at once, for minutes, with kills in between: nothing may hang, be lost, doubled or seen half done.
 
-    Pushes by push, feed, call and HTTP, SQL in procedures, queries, subscribers, a slow consumer, questions, merges every
-    second; at the end the log is run again (tidegate verify) and every number is looked at. Exit code 1: something is wrong.
+    Pushes by push, feed, call and HTTP, SQL in procedures, queries, subscribers, a slow consumer, questions, merges
+    every second; at the end the log is re-executed (tidegate verify) and every number is checked. Exit code 1:
+    something is wrong.
 
     Example: tidegate soak --minutes 10
 

@@ -19,17 +19,17 @@ def status(
     url: Annotated[str, typer.Argument(envvar="TIDEGATE_URL", help="The server.")] = LOCAL,
     token: TokenOption = None,
     once: Annotated[bool, typer.Option("--once", help="Print it once instead of keeping it live.")] = False,
-    every: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks.")] = 1.0,
+    every: Annotated[float, typer.Option(min=0.2, help="Seconds between updates.")] = 1.0,
     as_json: Json = False,
 ) -> None:
     """What a server is doing: streams and rates, lag, who waits for whom, windows, merges. Ctrl-C ends it.
-    Where the output is no terminal, it is printed once.
+    When the output is not a terminal, it is printed once.
 
     Example: tidegate status
 
     Example: tidegate status http://127.0.0.1:8080 --once --json
 
-    Exit code 1: a dataflow is halted, merges fail, or the log takes nothing.
+    Exit code 1: a dataflow is halted, merges fail, or the log refuses new records.
     """
     with client_of(url, token) as client:
         if as_json or once or not console.is_terminal:
@@ -60,7 +60,7 @@ def _live(client: Client, every_s: float) -> None:
             try:
                 now = client.status()
             except ServerError as error:
-                live.update(Text(f"{error}\n\nlooking again …", style="red"), refresh=True)
+                live.update(Text(f"{error}\n\ntrying again …", style="red"), refresh=True)
                 continue
             seconds, looked_at = time.monotonic() - looked_at, time.monotonic()
             live.update(status_tables(now, before, seconds), refresh=True)
@@ -88,7 +88,7 @@ def graph(
     from tidegate.loading import load_app
 
     if (where is None) == (not url):
-        raise TidegateError("give an app (file.py:app) or a server (--url), one of them")
+        raise TidegateError("give either an app (file.py:app) or a server (--url)")
     if where is not None:
         described = graphview.describe_graph(load_app(where).graph())
     else:

@@ -1,4 +1,4 @@
-"""The command line: for people."""
+"""The command line."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def bench_hospital(
     durable: Annotated[bool, typer.Option("--durable", help="With a directory and group commit.")] = False,
     as_json: Json = False,
 ) -> None:
-    """The hospital at real-time speed: does it keep up, and when are its alerts there? Exit code 1: it does not keep up.
+    """The hospital at real-time speed: does it keep up, and how fast are its alerts? Exit code 1: it does not keep up.
 
     Example: tidegate bench hospital --patients 200 --json
     """
@@ -273,19 +273,19 @@ def show_log(
             found.append(entry)
             if as_json:
                 typer.echo(json.dumps(entry, default=str))
-    finally:  # what is in front of a damaged record, too
+    finally:  # including what precedes a damaged record
         if found and not as_json:
             console.print(table(found))
 
 
 @app.command()
 def verify(
-    directory: Annotated[Path, typer.Argument(help="The engine's directory, not open anywhere.")],
+    directory: Annotated[Path, typer.Argument(help="The engine's directory; no process may have it open.")],
     where: Annotated[str, typer.Option("--app", help="The app: package.module:app or file.py:app.")],
-    accept_changed: Annotated[bool, typer.Option(help="Re-execute with procedures that have changed since.")] = False,
+    accept_changed: Annotated[bool, typer.Option(help="Re-execute even if procedures have changed since.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Run the log again from as far back as it goes and compare every table, window and emitted batch. Exit code 1: different.
+    """Re-execute the whole log and compare every table, window and emitted batch. Exit code 1: different.
 
     Example: tidegate verify data --app app.py:app
     """
@@ -322,11 +322,11 @@ def backup(
 
 @app.command()
 def restore(
-    backup: Annotated[Path, typer.Argument(help="What tidegate backup wrote.")],
+    backup: Annotated[Path, typer.Argument(help="A directory that tidegate backup wrote.")],
     target: Annotated[Path, typer.Argument(help="A new directory, to open the engine in.")],
     as_json: Json = False,
 ) -> None:
-    """Copy a backup to where the engine is to be opened, having checked that its log is whole. tidegate verify checks the rest.
+    """Check the log of a backup, and copy it to where the engine will be opened. tidegate verify checks the rest.
 
     Example: tidegate restore backups/monday data
     """
@@ -368,7 +368,7 @@ def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def _print_peers(variants: dict[str, Any], peers: dict[str, Any]) -> None:
-    """Who makes how many votes a second, and what that is worth."""
+    """How many votes a second each makes, and with which guarantees."""
     if variants:
         table = Table("tidegate, one push a vote", "votes/s", "correct", box=None)
         for name, found in variants.items():
@@ -404,7 +404,7 @@ def _options(
 
 
 def main() -> None:
-    """Entry point: errors of ours are one clear message and exit code 2, never a traceback.
+    """Entry point: our errors are one clear message and exit code 2, never a traceback.
 
     Exit codes: 0 done; 1 done, and the answer is no (undone, different, halted); 2 not done; 130 interrupted.
     """

@@ -1,4 +1,4 @@
-"""``tidegate bench transactions``, ``connectors``, ``growth``, ``latency``, ``memory`` and ``profile``: what it can do."""
+"""``tidegate bench transactions``, ``connectors``, ``growth``, ``latency``, ``memory`` and ``profile``."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def latency(
 
 def memory(
     rows: Annotated[int, typer.Option(min=5_000, help="How many of each are allocated.")] = 100_000,
-    votes: Annotated[int, typer.Option(min=1, help="Votes cast in a process of its own.")] = 200_000,
+    votes: Annotated[int, typer.Option(min=1, help="Votes cast in a separate process.")] = 200_000,
     as_json: Json = False,
 ) -> None:
     """Bytes per row, version, window row, waiting batch and ticket; megabytes of a process.

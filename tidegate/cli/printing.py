@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 console = Console()
 told = Console(stderr=True)
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text for people.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Url = Annotated[str, typer.Option("--url", envvar="TIDEGATE_URL", help="The server.")]
 TokenOption = Annotated[
     str | None,
-    typer.Option("--token", envvar="TIDEGATE_TOKEN", help="A token, if the server wants one.", show_envvar=True),
+    typer.Option("--token", envvar="TIDEGATE_TOKEN", help="A token, if the server requires one.", show_envvar=True),
 ]
 LOCAL = "http://127.0.0.1:8080"
 
@@ -66,18 +66,18 @@ def measured(run: Callable[..., dict[str, Any]], *given: Any, **options: Any) ->
 
 
 def client_of(url: str, token: str | None) -> Client:
-    """A client that says at once when nobody answers."""
+    """A client that fails at once when the server does not answer."""
     import tidegate
 
     return tidegate.connect(url, token, retry_s=0.0, verify=os.environ.get("TIDEGATE_CA") or True)
 
 
 def parsed(text: str, what: str) -> Any:
-    """JSON that was typed, or an error that says what was expected."""
+    """JSON from the command line, or an error that says what was expected."""
     try:
         return json.loads(text)
     except ValueError as error:
-        raise TidegateError(f"{what} is no JSON ({error}): {text[:200]!r}") from None
+        raise TidegateError(f"{what} is not JSON ({error}): {text[:200]!r}") from None
 
 
 def need_server() -> None:

@@ -1,4 +1,4 @@
-"""``tidegate serve`` and ``tidegate token``: running a server, and letting people in."""
+"""``tidegate serve`` and ``tidegate token``: running a server, and giving access to it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def serve(
     host: Annotated[
         str, typer.Option(help="Address to listen on. Beyond this machine, tokens are required.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port for HTTP; 0 for any that is free.")] = 8080,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port for HTTP; 0 for any free one.")] = 8080,
     pg_port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Also serve the PostgreSQL protocol here.")
     ] = None,
@@ -49,7 +49,7 @@ def serve(
     rate: Annotated[float, typer.Option(min=1, help="Requests a second for each token.")] = 20_000,
     connections: Annotated[int, typer.Option(min=8, help="HTTP connections at a time.")] = 1_000,
     statement_limit: Annotated[int, typer.Option(min=1, help="Longest SQL text, in bytes.")] = 256 << 10,
-    accept_changed: Annotated[bool, typer.Option(help="Recover with procedures that have changed since.")] = False,
+    accept_changed: Annotated[bool, typer.Option(help="Recover even if procedures have changed since.")] = False,
     log_requests: Annotated[bool, typer.Option(help="Log every request.")] = False,
     json_logs: Annotated[bool, typer.Option("--json-logs", help="Log JSON, one object a line.")] = False,
     as_json: Json = False,
@@ -83,7 +83,7 @@ def serve(
     known = load_tokens(tokens, os.environ.get("TIDEGATE_TOKENS"))
     check_exposed(settings, known)
     if not settings.loopback and settings.tls_cert is None:
-        told.print("[yellow]without TLS, tokens and data can be read on the way; --tls-cert and --tls-key[/]")
+        told.print("[yellow]without TLS, tokens and data can be read in transit; use --tls-cert and --tls-key[/]")
     passwords, tables = _passwords(pg_passwords, pg_port, known)
     _run(
         where,
@@ -111,7 +111,7 @@ def _run(
     accept_changed: bool,
     as_json: bool,
 ) -> None:
-    """Open the engine, then the replica, then the door; close them the other way round."""
+    """Open the engine, then the replica, then the server; close them in reverse order."""
     import tidegate
     from tidegate.loading import load_app
     from tidegate.server.serve import serve as run
@@ -139,7 +139,7 @@ def _run(
             if address is not None:
                 console.print(f"SQL at {facts['postgresql']}")
             if data is None:
-                told.print("[yellow]in memory: everything is gone when the server stops; --data DIR keeps it[/]")
+                told.print("[yellow]in memory: everything is lost when the server stops; --data DIR keeps it[/]")
 
         tracing = Tracing(app.name) if os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") else None
         if tracing is not None:
@@ -150,7 +150,7 @@ def _run(
 def _passwords(
     path: Path | None, pg_port: int | None, known: Tokens
 ) -> tuple[dict[str, str] | None, dict[str, list[str]]]:
-    """PostgreSQL users and their passwords; and for those that are confined to some, the tables they may read."""
+    """PostgreSQL users and their passwords; and for restricted users, the tables they may read."""
     if path is None:
         if pg_port is not None and known.required:
             raise TidegateError(
@@ -193,7 +193,7 @@ def new(
     file: Annotated[Path | None, typer.Option(help="Add it to this tokens file.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Make a token. It is shown once; the tokens file holds only its hash. In names, * stands for anything.
+    """Create a token. It is shown once; the tokens file holds only its hash. In names, * stands for anything.
 
     Example: tidegate token new --name till-3 --role push --role query --days 365 --file tokens.toml
 

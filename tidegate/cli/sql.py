@@ -1,4 +1,4 @@
-"""``tidegate sql``: ask a directory or a server."""
+"""``tidegate sql``: query a directory or a server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tidegate.errors import TidegateError
 
 def sql(
     target: Annotated[str, typer.Argument(help="A directory, postgresql://…, http://… or https://….")],
-    command: Annotated[str | None, typer.Option("-c", "--command", help="Run this query and end.")] = None,
+    command: Annotated[str | None, typer.Option("-c", "--command", help="Run this query and exit.")] = None,
     app: Annotated[
         str | None, typer.Option("--app", help="For a directory: the app, to replay what is not merged yet.")
     ] = None,
@@ -24,7 +24,7 @@ def sql(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per answer.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV with a header.")] = False,
 ) -> None:
-    """Ask in SQL: interactively, or with -c (or standard input) and no questions back.
+    """Query with SQL: interactively, or with -c (or standard input) without prompts.
 
     A directory is read from a copy: an engine that has it open is not disturbed.
 
@@ -67,5 +67,5 @@ def _statements(text: str) -> list[str]:
 
     found = split(text)
     if not found:
-        raise TidegateError('there is nothing to run; give a query, as in -c "SELECT 1"')
+        raise TidegateError('nothing to run; give a query, as in -c "SELECT 1"')
     return found

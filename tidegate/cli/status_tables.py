@@ -1,4 +1,4 @@
-"""A server's status as tables for a terminal. Pure: the facts of one look, or of two with the time between them."""
+"""A server's status as tables for a terminal. Pure functions of one look, or of two and the time between them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LISTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("low-water marks", "low_water_marks", ("item", "position", "held_by")),
     ("unfinished", "executions", ("position", "unit", "key", "state", "reason", "running_s")),
     ("windows", "windows", ("procedure", "name", "key", "kind", "held", "bytes", "fired", "late")),
-    ("set aside: DuckDB does not take them", "set_aside", ("table_name", "key", "column_name", "cause", "since")),
+    ("set aside: DuckDB refused them", "set_aside", ("table_name", "key", "column_name", "cause", "since")),
     ("merges", "recent_merges", ("number", "rows", "seconds", "at_time")),
     ("aborts", "recent_aborts", ("position", "procedure", "batch_id", "reason")),
     ("dead letters", "recent_dead_letters", ("position", "procedure", "stream", "batch_id", "error")),
@@ -31,7 +31,7 @@ LISTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 
 
 def status_tables(now: Facts, before: Facts | None, seconds: float) -> RenderableType:
-    """Everything worth a look; empty parts are left out."""
+    """Everything of interest; empty parts are left out."""
     headline = _headline(now, before, seconds)
     if now["busy"]:
         told = "a procedure has held the engine for more than a second; details when it is done"
@@ -75,7 +75,7 @@ def _headline(now: Facts, before: Facts | None, seconds: float) -> RenderableTyp
         why = f"MERGES FAIL: {tries} tries, the last success {age:,.0f} s ago; {now['last_merge_failure']}"
         lines.append(Text(why, "bold red"))
     if now["rows_set_aside"]:
-        lines.append(Text(f"{now['rows_set_aside']:,} rows are set aside: the base does not take them", "yellow"))
+        lines.append(Text(f"{now['rows_set_aside']:,} rows are set aside: the base refused them", "yellow"))
     if now["halted"]:
         lines.append(Text(f"HALTED: {', '.join(now['halted'])}; fix the cause, then resume", "bold red"))
     return Panel(Group(*lines), title=f"[bold]{escape(now['app'])}[/]", title_align="left", border_style="dim")
@@ -98,7 +98,7 @@ def _log(log: Facts | None) -> Text:
     if log is None:
         return Text("in memory: nothing is kept", "yellow")
     if not log["taking"]:
-        return Text("THE LOG TAKES NOTHING: the disk is full, or a sync failed", "bold red")
+        return Text("THE LOG REFUSES NEW RECORDS: the disk is full, or a sync failed", "bold red")
     behind = max(0, log["end"] - log["synced"])
     return _fact("log", f"{log['end'] / 2**20:,.1f} MB, {behind:,} bytes not on disk, {log['syncs']:,} syncs")
 
@@ -130,7 +130,7 @@ def _units(now: Facts, before: Facts | None, seconds: float) -> Table:
 
 
 def _waits(now: Facts) -> Table:
-    """Who waits for whom, and why: for a lock behind an unfinished writer, or for its turn in a line."""
+    """Who waits for whom, and why: for a lock behind an unfinished writer, or for its turn in a queue."""
     units = {execution["position"]: execution["unit"] for execution in now["executions"]}
     since = {lock["position"]: lock["age_s"] for lock in now["locks"]}
     table = _table("who waits for whom", ("who", "why", "behind", "since"))

@@ -1,4 +1,4 @@
-"""``tidegate run``, ``push`` and ``call``: work in, from a terminal or a pipe."""
+"""``tidegate run``, ``push`` and ``call``: sending work from a terminal or a pipe."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def run(
     stream: Annotated[str | None, typer.Option(help="The border stream that lines are rows of.")] = None,
     source: Input = "-",
     follow: Annotated[list[str] | None, typer.Option(help="Print the batches of this stream; may be repeated.")] = None,
-    size: Annotated[int, typer.Option(min=1, help="Rows to a batch, with --stream.")] = 1,
+    size: Annotated[int, typer.Option(min=1, help="Rows per batch, with --stream.")] = 1,
     as_json: Json = False,
 ) -> None:
     """Run an app over lines of JSON.
@@ -121,8 +121,10 @@ def push(
     stream: Annotated[str, typer.Argument(help="A border stream.", autocompletion=completion.border_streams)],
     rows: Annotated[list[str] | None, typer.Argument(help="Rows as JSON, objects or lists.")] = None,
     source: Input = "",
-    batch_id: Annotated[int | None, typer.Option(help="Ids ascend; pushing the same again changes nothing.")] = None,
-    size: Annotated[int | None, typer.Option(min=1, help="With --input: so many rows to a batch.")] = None,
+    batch_id: Annotated[
+        int | None, typer.Option(help="Ids ascend; pushing the same batch again changes nothing.")
+    ] = None,
+    size: Annotated[int | None, typer.Option(min=1, help="With --input: rows per batch.")] = None,
     url: Url = LOCAL,
     token: TokenOption = None,
     as_json: Json = False,

@@ -1,4 +1,4 @@
-"""Talking to a server as one talks to an embedded engine. Needs ``tidegate[client]``.
+"""Using a server like an embedded engine. Needs ``tidegate[client]``.
 
 ``tidegate.connect(url)`` gives a :class:`Client`, ``tidegate.connect_async(url)`` an :class:`AsyncClient`; both have the
 methods of the engine.

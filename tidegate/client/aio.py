@@ -27,7 +27,7 @@ from tidegate.wire import whole
 
 
 class AsyncTicket:
-    """A push or a call on its way. ``done`` is what is known; ``await ticket`` gives its result."""
+    """A push or a call under way. ``done`` is its last known state; ``await ticket`` gives its result."""
 
     def __init__(self, client: AsyncClient, facts: dict[str, Any], original: list[Original] | None = None) -> None:
         self._client = client
@@ -44,7 +44,7 @@ class AsyncTicket:
         self.value = calls.value_of(facts)
 
     async def refresh(self, wait_s: float = 0.0) -> bool:
-        """Ask the server how far it is, waiting up to ``wait_s`` seconds; is it done?"""
+        """Ask the server for its state, waiting up to ``wait_s`` seconds; is it done?"""
         if not self.done and self._name is not None:
             self._take((await self._client.send(calls.ticket(self._name, wait_s))).facts())
         return self.done
@@ -142,7 +142,7 @@ class AsyncSubscription:
                         raise calls.raised(msgspec.json.decode(event.data))
 
     async def ack(self, batches: Batch | Iterable[Batch]) -> None:
-        """The batches are dealt with for good."""
+        """The batches are handled for good."""
         if self.name is None:
             raise TidegateError(f"this subscription to {self.stream} has no name, so there is nothing to acknowledge")
         done = [batches] if isinstance(batches, Batch) else list(batches)
@@ -224,8 +224,8 @@ class AsyncClient:
         return (await self.schemas()).questions((await self.send(calls.get("/v1/questions"))).facts())
 
     async def answer(self, question: Question, **values: Any) -> AsyncTicket:
-        """Answer a question with a row of its stream; the key is filled in. NotAsked when it is not open, and BatchError when
-        somebody else has answered it otherwise.
+        """Answer a question with a row of its stream; the key is filled in. NotAsked when it is not open, and
+        BatchError when it already has a different answer.
         """
         key = next(s for s in (await self.app())["streams"] if s["name"] == question.stream)["key"]
         row = values if key is None else {key: question.key, **values}
@@ -236,7 +236,7 @@ class AsyncClient:
         return AsyncSubscription(self, stream, None, cursor)
 
     def subscribe_durably(self, stream: str, name: str) -> AsyncSubscription:
-        """Follow a stream under a name: what was not acknowledged comes again."""
+        """Follow a stream under a name: what was not acknowledged is sent again."""
         return AsyncSubscription(self, stream, name, None)
 
     async def status(self) -> dict[str, Any]:
@@ -275,7 +275,7 @@ class AsyncClient:
             pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
 
     async def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         for subscription in list(self.subscriptions):
             await subscription.close()
         await self.http.aclose()

@@ -28,7 +28,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
 
 
 class RemoteTicket:
-    """A push or a call on its way, at a server; the same meaning as :class:`tidegate.Ticket`."""
+    """A push or a call under way at a server; the same meaning as :class:`tidegate.Ticket`."""
 
     def __init__(self, client: Client, facts: dict[str, Any], stream: str = "") -> None:
         self._client = client
@@ -95,7 +95,7 @@ class Client:
         )
         self._schemas: Schemas | None = None
 
-    # ---- work in
+    # ---- sending work
 
     def push(
         self,
@@ -120,7 +120,8 @@ class Client:
     def feed(self, stream: str, rows: Iterable[Any], *, size: int = 1, **place: Any) -> int:
         """Push many rows, ``size`` to a batch; returns the number of batches. The fast way in.
 
-        ``source``, ``offset``, ``after``: as in :meth:`push`; all rows go in one request, and in with the offset or not.
+        ``source``, ``offset``, ``after``: as in :meth:`push`; all rows go in one request, and are accepted together
+        with the offset or not at all.
         """
         if "source" in place:
             whole = self.send(calls.feed_whole(stream, rows, size, **place)).facts()
@@ -149,7 +150,7 @@ class Client:
         return from_json(self.send(calls.position(source)).facts()["offset"])
 
     def resume(self, dataflow: str) -> None:
-        """Let a halted dataflow go on."""
+        """Resume a halted dataflow."""
         self.send(calls.post(f"/v1/dataflows/{quote(dataflow, '')}/resume")).facts()
 
     def checkpoint(self) -> None:
@@ -169,8 +170,8 @@ class Client:
         return self.schemas().questions(self.send(calls.get("/v1/questions")).facts())
 
     def answer(self, question: Question, **values: Any) -> RemoteTicket:
-        """Answer a question with a row of its stream; the key is filled in. NotAsked when it is not open, and BatchError when
-        somebody else has answered it otherwise.
+        """Answer a question with a row of its stream; the key is filled in. NotAsked when it is not open, and
+        BatchError when it already has a different answer.
         """
         key = self.status_of_stream(question.stream)["key"]
         row = values if key is None else {key: question.key, **values}
@@ -181,21 +182,21 @@ class Client:
         return next(s for s in self.app()["streams"] if s["name"] == stream)
 
     def subscribe(self, stream: str, *, capacity: int = 1_000, cursor: str | None = None) -> RemoteSubscription:
-        """Follow the batches committed to a stream from now on, or from a cursor; reconnects by itself."""
+        """Follow the batches committed to a stream from now on, or from a cursor; reconnects automatically."""
         return RemoteSubscription(self, stream, capacity, cursor)
 
     def subscribe_durably(self, stream: str, name: str) -> RemoteDurableSubscription:
-        """Follow a stream under a name: what was not acknowledged comes again, after restarts of either side."""
+        """Follow a stream under a name: what was not acknowledged is sent again, after restarts of either side."""
         return RemoteDurableSubscription(self, stream, name)
 
     def waiting(self, stream: str, name: str, limit: int | None = None) -> list[tuple[str, Batch]]:
-        """The oldest batches that the named subscription has not acknowledged, each with its cursor; a new name begins now."""
+        """The oldest batches a named subscription has not acknowledged, each with its cursor; a new name starts now."""
         asked = {"stream": stream} | ({} if limit is None else {"limit": limit})
         facts = self.send(calls.get(f"/v1/subscriptions/{quote(name, '')}/batches", **asked)).facts()
         return [(told["cursor"], self.schemas().batch(told)) for told in facts["batches"]]
 
     def acknowledge(self, name: str, cursors: list[str]) -> None:
-        """The batches at these cursors are dealt with for good; returns when the server has that on disk."""
+        """The batches at these cursors are handled for good; returns when the server has that on disk."""
         self.send(calls.acknowledge(name, cursors)).facts()
 
     def unsubscribe(self, name: str) -> None:
@@ -238,7 +239,7 @@ class Client:
             pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
 
     def close(self) -> None:
-        """Let go of the connections. What was sent goes on at the server."""
+        """Close the connections. What was sent continues at the server."""
         self.http.close()
 
     def __enter__(self) -> Client:
@@ -252,7 +253,7 @@ class Client:
 
 
 def unreachable(url: str, call: Call, error: Exception) -> ServerError:
-    """What to say when no answer came."""
+    """The error when no answer arrived."""
     doubt = (
         ""
         if call.again or call.method == "GET"

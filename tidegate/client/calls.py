@@ -1,4 +1,4 @@
-"""Requests and answers as values: what both clients send and how they read what comes back. No I/O."""
+"""Requests and answers as values: what both clients send and how they read the response. No I/O."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ JSON = "application/json"
 ARROW = "application/vnd.apache.arrow.stream"
 FEED_ROWS = 2_000  # rows of one request of feed()
 FEED_BYTES = 4 << 20  # and its size, as far as batches allow
-REMEMBERED = 100_000  # addresses of batches a named subscriber recognises when they come again
+REMEMBERED = 100_000  # addresses of batches that a named subscriber recognises as repeats
 
 _ERRORS: dict[str, type[TidegateError]] = {
     name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, TidegateError)
@@ -51,20 +51,20 @@ class Call:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back."""
+    """The response to a call."""
 
     status: int
     body: bytes
     kind: str = JSON
 
     def facts(self) -> Any:
-        """The JSON of an answer that is no error; raises the error it is."""
+        """The JSON of an answer; raises if the answer is an error."""
         if self.status >= 400:
             raise self.error()
         try:
             return msgspec.json.decode(self.body)
         except msgspec.DecodeError:
-            raise ServerError(f"the server's answer is no JSON: {self.body[:200]!r}", status=self.status) from None
+            raise ServerError(f"the server's answer is not JSON: {self.body[:200]!r}", status=self.status) from None
 
     def error(self) -> TidegateError:
         try:
@@ -75,7 +75,7 @@ class Answer:
 
 
 def raised(told: Mapping[str, Any], status: int | None = None) -> TidegateError:
-    """The error that the server's side raised, of the same class and with the same facts."""
+    """The error that the server raised, of the same class and with the same facts."""
     fallback = NotAllowed if status in (401, 403, 421) else ServerError
     kind = _ERRORS.get(told["type"], fallback)
     facts = {name: whole(value) if name in _WHOLE else value for name, value in (told.get("facts") or {}).items()}
@@ -175,7 +175,7 @@ def ticket(name: str, wait_s: float) -> Call:
 
 
 def answer(question: Question, row: Mapping[str, Any]) -> Call:
-    """The answer to this question and no other."""
+    """The answer to exactly this question."""
     path = f"/v1/questions/{quote(question.stream, '')}/{question.batch_id}"
     body = encode(_rows(question.stream, [row])[0])
     return Call("POST", path, {"question": question.id}, body, again=True)
@@ -259,7 +259,7 @@ class Schemas:
         }
 
     def batch(self, facts: Mapping[str, Any]) -> Batch:
-        """A batch as a subscriber gets it."""
+        """A batch as a subscriber receives it."""
         stream = facts["stream"]
         wire = self.wires[stream]
         key = read_value(self._keys.get(stream), facts["key"])
@@ -279,7 +279,7 @@ class Schemas:
         return Question(**{**facts, "key": key, "batch_id": batch_id, "batches": batches, "id": told["question"]})
 
     def originals(self, stream: str, facts: Mapping[str, Any]) -> list[Original]:
-        """What became of the batches that a push repeats."""
+        """The outcomes of the batches that a push repeats."""
         kind = self._keys.get(stream)
         return [
             Original(whole(o["batch_id"]), read_value(kind, o["key"]), o["state"], o["reason"])
@@ -288,7 +288,7 @@ class Schemas:
 
 
 class Deduplicated:
-    """Which batches a named subscriber has been given: one that comes again after a restart is recognised."""
+    """Which batches a named subscriber has been given: a repeat after a restart is recognised."""
 
     def __init__(self) -> None:
         self._given: OrderedDict[Any, bool] = OrderedDict()  # address -> acknowledged

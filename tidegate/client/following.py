@@ -21,15 +21,15 @@ from tidegate.streams.batch import Batch
 if TYPE_CHECKING:
     from tidegate.client.blocking import Client
 
-SILENCE_S = 45.0  # the server says something every 15 seconds; beyond, the connection is taken for dead
+SILENCE_S = 45.0  # the server sends something every 15 seconds; after this the connection is considered dead
 PAUSE_S = 0.2
 
 
 class RemoteSubscription:
     """The batches committed to one stream of a server. Iterating gives those that have arrived and stops when there are none.
 
-    A lost connection is taken up again with the last cursor, so nothing is missed or doubled. When that is not possible
-    any more, ``get`` raises CursorGone.
+    A lost connection is resumed with the last cursor, so nothing is missed or doubled. When that is no longer possible,
+    ``get`` raises CursorGone.
     """
 
     def __init__(self, client: Client, stream: str, capacity: int = 1_000, cursor: str | None = None) -> None:
@@ -175,7 +175,7 @@ class RemoteSubscription:
 
 
 class RemoteDurableSubscription(RemoteSubscription):
-    """The unacknowledged batches of a stream, for one named subscriber. ``ack`` what you have dealt with.
+    """The unacknowledged batches of a stream, for one named subscriber. ``ack`` what you have handled.
 
     As long as this object lives every batch is handed out once, across restarts of the server. A new process gets
     what was not acknowledged again, with the same ``batch.stable_id``.
@@ -196,9 +196,9 @@ class RemoteDurableSubscription(RemoteSubscription):
         return batches
 
     def ack(self, batches: Batch | Iterable[Batch], *, refused: str | None = None) -> None:
-        """The batches are dealt with for good; returns when the server has that on disk.
+        """The batches are handled for good; returns when the server has that on disk.
 
-        ``refused``: why they are not wanted; the server has them as dead letters.
+        ``refused``: why they are refused; the server keeps them as dead letters.
         """
         done = [batches] if isinstance(batches, Batch) else list(batches)
         cursors = [cursor for b in done if (cursor := self._cursors.get((b.key, b.id))) is not None]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 apilevel = "2.0"
 threadsafety = 1
-paramstyle = "numeric_dollar"  # $1, $2: SQLAlchemy's name for it
+paramstyle = "numeric_dollar"  # $1, $2: this is SQLAlchemy's name for it
 
 
 class Error(Exception):
@@ -112,7 +112,7 @@ class Connection:
 
 
 class Cursor:
-    """Runs one statement at a time and hands out its rows."""
+    """Runs one statement at a time and returns its rows."""
 
     arraysize = 1
 

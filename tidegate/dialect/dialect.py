@@ -91,7 +91,7 @@ class TidegateDialect(DefaultDialect):
         return [], options
 
     def initialize(self, connection: Any) -> None:
-        """Nothing to ask: what can be known is in the connection."""
+        """Nothing to query: everything known is in the connection."""
         self.default_schema_name = None
         self.server_version_info = (1,)
 

@@ -1,1 +1,1 @@
-"""Who may come in: addresses, tokens' scopes, patience with wrong ones, connections, and files for one user only."""
+"""Access: addresses, scopes of tokens, delays for wrong ones, connections, and files for one user only."""

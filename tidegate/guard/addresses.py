@@ -27,7 +27,7 @@ def without_secrets(address: str) -> str:
 
 
 def place_of(address: str) -> str:
-    """Only where it leads: the path of a webhook is a secret as often as not.
+    """Only the host: the path of a webhook is often a secret.
 
     >>> place_of("https://me:pw@hooks.example:8443/services/T0/B0/XYZ?token=1")
     'https://hooks.example:8443/…'
@@ -42,7 +42,7 @@ def place_of(address: str) -> str:
 
 
 def hidden(text: str, secrets: Iterable[str]) -> str:
-    """A text of somebody else's without these secrets, should they be in it."""
+    """A foreign text without these secrets, if they are in it."""
     for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
     return text

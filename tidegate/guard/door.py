@@ -1,9 +1,9 @@
-"""The door of a server: how many connections there is room for, and who makes room when there is none left.
+"""The door of a server: how many connections it has room for, and which one makes room when it is full.
 
-Descriptors are shared by connections and files. Files go first: a merge that can't open its file is worse than a client that
-waits. So a server takes in only as many connections as leave enough descriptors for files. When all places are taken, the
-one that has been idle longest is shown out, strangers (nothing was ever done for them) before others; when none is idle,
-whoever comes waits in the kernel's queue until a place is free.
+Descriptors are shared by connections and files. Files go first: a merge that can't open its file is worse than a client
+that waits. So a server accepts only as many connections as leave enough descriptors for files. When all places are
+taken, the longest idle connection is closed, those that were never served before others; when none is idle, new ones
+wait in the kernel's queue until a place is free.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from tidegate.errors import TidegateError
 log = logging.getLogger("tidegate.guard.door")
 
 RESERVED = 256  # descriptors for files: log, base and its WAL, generations, backups, replica, connectors, Spark
-LEAST = 8  # connections that are worth opening a door for
-PAUSE_S = 0.5  # after the system had no descriptor left
+LEAST = 8  # the fewest connections worth serving
+PAUSE_S = 0.5  # pause after the system had no descriptor left
 SAY_EVERY_S = 30.0
 SHUTDOWN_S = 5.0  # of a TLS connection whose peer does not answer
 SCARCE = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
@@ -33,7 +33,7 @@ SCARCE = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 def room_for(connections: int, each: int = 1) -> int:
     """How many connections, at most ``connections`` of ``each`` descriptors, leave enough for files.
 
-    Raises the process's soft limit as far as that takes and its hard limit allows.
+    Raises the process's soft limit as far as needed and the hard limit allows.
     """
     used, (soft, hard) = _open_now(), resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = used + RESERVED + connections * each
@@ -44,7 +44,7 @@ def room_for(connections: int, each: int = 1) -> int:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
             soft = most
-        except (OSError, ValueError):  # some systems allow less than they say
+        except (OSError, ValueError):  # some systems allow less than they report
             pass
     free = soft - used
     found = min(connections, (free - min(RESERVED, free // 2)) // each)
@@ -74,10 +74,10 @@ def _open_now() -> int:
 
 
 class Door:
-    """Takes in the connections of one listening socket, ``limit`` at a time. Lives in an event loop from ``open`` on.
+    """Accepts the connections of one listening socket, ``limit`` at a time. Lives in an event loop from ``open`` on.
 
-    Protocols tell it how their connections fare: ``enter``, ``busy``, ``idle``, ``leave``, each with the transport.
-    ``shows_out``: False for a door among ourselves, where everyone inside has work to do.
+    Protocols report the state of their connections: ``enter``, ``busy``, ``idle``, ``leave``, each with the transport.
+    ``shows_out``: False for an internal door, where every connection has work to do.
     """
 
     def __init__(self, sock: socket.socket, limit: int, what: str, *, shows_out: bool = True) -> None:
@@ -85,8 +85,8 @@ class Door:
         self._limit = limit
         self._what = what
         self._shows_out = shows_out
-        self._guests: set[object] = set()  # transports, and tasks of those that are on their way in
-        self._strangers: dict[object, Callable[[], object]] = {}  # idle from the beginning: how to show them out
+        self._guests: set[object] = set()  # transports, and tasks of those being accepted
+        self._strangers: dict[object, Callable[[], object]] = {}  # never served yet: how to close them
         self._idle: dict[object, Callable[[], object]] = {}  # those that have been served, longest idle first
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -99,28 +99,28 @@ class Door:
         tls: ssl.SSLContext | None = None,
         handshake_s: float | None = None,
     ) -> None:
-        """Begin to take in connections, each with a ``protocol()`` of its own."""
+        """Start accepting connections, each with its own ``protocol()``."""
         self._sock.setblocking(False)
         self._task = asyncio.get_running_loop().create_task(self._run(protocol, tls, handshake_s))
 
     def close(self) -> None:
-        """Take in no more. Those that are inside stay."""
+        """Accept no more. Open ones stay."""
         if self._task is not None:
             self._task.cancel()
 
-    # ---- told by protocols
+    # ---- called by protocols
 
     def enter(self, transport: asyncio.BaseTransport) -> None:
         self._guests.add(transport)
         self._strangers[transport] = transport.abort  # type: ignore[attr-defined]
 
     def busy(self, transport: asyncio.BaseTransport) -> None:
-        """Something is being done for it: it stays."""
+        """It is being served: it stays."""
         if self._strangers.pop(transport, None) is None:
             self._idle.pop(transport, None)
 
     def idle(self, transport: asyncio.BaseTransport) -> None:
-        """Nothing is being done for it any more."""
+        """It is no longer being served."""
         if transport in self._guests:
             self._idle[transport] = transport.abort  # type: ignore[attr-defined]
             self._changed.set()
@@ -131,7 +131,7 @@ class Door:
         self._idle.pop(guest, None)
         self._changed.set()
 
-    # ---- taking in
+    # ---- accepting
 
     async def _run(
         self, protocol: Callable[[], asyncio.BaseProtocol], tls: ssl.SSLContext | None, handshake_s: float | None
@@ -150,7 +150,7 @@ class Door:
                     shown_out = self._make_room()
                     self._say("no descriptor is left for %s (%s); %s", self._what, error.strerror, _WHAT_NOW[shown_out])
                     await asyncio.sleep(PAUSE_S)
-                continue  # otherwise the client has gone already
+                continue  # otherwise the client is already gone
             task = loop.create_task(self._take_in(connection, protocol, tls, handshake_s))
             self._guests.add(task)
             self._strangers[task] = task.cancel
@@ -167,10 +167,10 @@ class Door:
         try:
             await asyncio.get_running_loop().connect_accepted_socket(protocol, connection, ssl=tls, **more)
         except (OSError, ssl.SSLError, TimeoutError) as error:
-            log.debug("a connection came to nothing: %s", error)
+            log.debug("a connection failed before it was served: %s", error)
 
     def _make_room(self) -> bool:
-        """Show out who has been idle longest; False when nobody is."""
+        """Close the longest idle connection; False when none is idle."""
         for waiting in (self._strangers, self._idle) if self._shows_out else ():
             for guest in waiting:
                 self.shown_out += 1
@@ -179,7 +179,7 @@ class Door:
         return False
 
     def _say(self, text: str, *facts: object) -> None:
-        """Warn now and then: a flood of clients must not become a flood of lines."""
+        """Warn from time to time: a flood of clients must not become a flood of log lines."""
         now = time.monotonic()
         if now - self._said_at >= SAY_EVERY_S:
             self._said_at = now
@@ -187,7 +187,7 @@ class Door:
 
 
 class Line(asyncio.StreamReaderProtocol):
-    """A connection as a pair of streams: ``serve(reader, writer, stays)``; who has called ``stays()`` is not shown out."""
+    """A connection as a pair of streams: ``serve(reader, writer, stays)``; after ``stays()`` it need not make room."""
 
     def __init__(
         self,
@@ -196,7 +196,7 @@ class Line(asyncio.StreamReaderProtocol):
         buffered: int = 1 << 16,
     ) -> None:
         self._door = door
-        self._first: asyncio.BaseTransport | None = None  # the one below TLS, should there be any
+        self._first: asyncio.BaseTransport | None = None  # the one below TLS, if there is TLS
         super().__init__(asyncio.StreamReader(buffered), lambda reader, writer: serve(reader, writer, self._stays))
 
     def _stays(self) -> None:
@@ -213,4 +213,4 @@ class Line(asyncio.StreamReaderProtocol):
         self._door.leave(self._first)
 
 
-_WHAT_NOW = {True: "the one that was idle longest is shown out", False: "who comes now waits until one is free"}
+_WHAT_NOW = {True: "the longest idle one is closed", False: "new ones wait until one is free"}

@@ -1,6 +1,6 @@
-"""Patience with wrong tokens and passwords: who guesses waits longer every time, and nobody is locked out for good.
+"""Patience with wrong tokens and passwords: guessing takes longer every time, and no one is locked out for good.
 
-Kept by address, forgotten with time, and bounded: however many addresses guess, the memory it takes stays the same.
+Kept by address, forgotten over time, and bounded: however many addresses guess, the memory it takes stays the same.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ import ipaddress
 from collections import OrderedDict
 from typing import NamedTuple
 
-FREE = 3  # mistakes that cost nothing: people mistype
+FREE = 3  # free mistakes: people mistype
 FIRST_S = 0.25  # the wait after those; it doubles
 LONGEST_S = 5.0
-FORGIVEN_S = 30.0  # after so long one mistake is forgotten
+FORGIVEN_S = 30.0  # after this time one mistake is forgotten
 REMEMBERED = 10_000  # addresses
 
 
@@ -23,21 +23,21 @@ class _Record(NamedTuple):
 
 
 class Patience:
-    """Values in, seconds out: it neither waits nor looks at a clock. ``longest_s``: what a mistake costs at most."""
+    """Values in, seconds out: it neither waits nor reads a clock. ``longest_s``: what a mistake costs at most."""
 
     def __init__(self, longest_s: float = LONGEST_S) -> None:
         self._longest_s = longest_s
         self._records: OrderedDict[str, _Record] = OrderedDict()
 
     def wrong(self, address: str, now: float) -> None:
-        """Whoever is at this address was wrong once more."""
+        """One more wrong attempt from this address."""
         address = _network(address)
         record = self._record(address, now)
         self._keep(address, record._replace(mistakes=record.mistakes + 1))
 
     def turn_s(self, address: str, now: float) -> float | None:
-        """Take the address's next turn: in how many seconds it is. Turns do not overlap, however many ask at once; None
-        when others are waiting and this one would have to wait more than twice ``longest_s``.
+        """Take the address's next turn; returns in how many seconds it is. Turns do not overlap, however many attempts
+        come at once; None when others are waiting and this one would have to wait more than twice ``longest_s``.
         """
         address = _network(address)
         record = self._record(address, now)

@@ -1,6 +1,6 @@
 """Files for one user only: the directory of an engine, and files that hold secrets.
 
-Modes are set, not left to the umask: who runs an engine should not have to know that it keeps patients' rows in plain files.
+Modes are set, not left to the umask: an operator should not have to know that an engine keeps rows in plain files.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ OWN = ("lock", "log", "generations", "base.duckdb", "base.duckdb.wal")  # what a
 
 
 def private_directory(path: Path) -> None:
-    """Have a directory that only its owner can enter: a new one, or one that was an engine's, or empty, before.
+    """Ensure a directory that only its owner can enter: a new one, an empty one, or one that was an engine's.
 
-    One that others could enter is closed to them, with a warning; when that is not ours to do, it is refused.
+    One that others could enter is closed to them, with a warning; when we may not do that, it is refused.
     """
     try:
         path.mkdir(mode=0o700, parents=True)
@@ -50,7 +50,7 @@ def _close_to_others(path: Path, mode: int) -> None:
         os.chmod(path, 0o700)
     except OSError as error:
         raise TidegateError(
-            f"other users of this machine can get at {path} (mode {mode:03o}), and that can't be changed from here "
+            f"other users of this machine can get at {path} (mode {mode:03o}), and tidegate can't change that "
             f"({error.strerror}). Have its owner run: chmod 700 {path}; or give the engine a directory of its own in it",
             path=path,
         ) from None
@@ -60,7 +60,7 @@ def _close_to_others(path: Path, mode: int) -> None:
 
 
 def _contents(path: Path) -> Iterator[Path]:
-    """Everything an engine keeps there, and nothing else that may lie beside it."""
+    """Everything an engine keeps there, and nothing else."""
     for inner in path.iterdir():
         if inner.name in OWN or inner.name.startswith("base."):
             yield inner
@@ -73,7 +73,7 @@ def check_secret(path: Path, what: str) -> None:
     try:
         mode = stat.S_IMODE(path.stat().st_mode)
     except OSError:
-        return  # whoever opens it says why
+        return  # opening it will say why
     if mode & 0o026:
         may = "read" if mode & 0o004 else "changed"
         raise TidegateError(

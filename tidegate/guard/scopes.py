@@ -1,4 +1,4 @@
-"""Names that somebody may use: patterns like ``orders`` and ``meter.*``, in which only the star has a meaning."""
+"""Names that a holder may use: patterns like ``orders`` and ``meter.*``, in which only the star has a meaning."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def matches(patterns: Iterable[str], name: str) -> bool:
 
 
 def _fits(pattern: str, name: str) -> bool:
-    """Each part is taken at its first place, so that nothing is tried twice however long the name is."""
+    """Each part is matched at its first place, so there is no backtracking, however long the name is."""
     first, *middle, last = pattern.split("*")
     if not name.startswith(first) or not name.endswith(last) or len(name) < len(first) + len(last):
         return False

@@ -1,1 +1,1 @@
-"""What is done with a directory while no engine runs on it: backups, verification, looking at its log and tables."""
+"""What is done with a directory while no engine runs on it: backups, verification, reading its log and tables."""

@@ -1,4 +1,4 @@
-"""The log, for people: what was accepted, and what became of it."""
+"""The log in readable form: what was accepted, and its outcome."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tidegate.txn.positions import describe
 def entries(directory: Path, start: int = 0, limit: int | None = None) -> Iterator[dict[str, Any]]:
     """Records of the log as plain dicts: LSN, kind and fields. Reading does not disturb a running engine.
 
-    Raises LogDamaged where the log is damaged, behind the records before it.
+    Raises LogDamaged where the log is damaged, after the records before it.
     """
     if not (directory / "log").is_dir():
         raise TidegateError(f"{directory} has no log; give the directory an engine was opened with", path=directory)

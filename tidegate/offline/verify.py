@@ -1,13 +1,13 @@
-"""Verifying a directory: run its log again, from as far back as it goes, and compare with what is stored.
+"""Verifying a directory: re-execute its log, from as far back as it goes, and compare with what is stored.
 
-Two engines are opened on copies: one as the directory is (base, then the log since), one from the oldest point there is
+Two engines are opened on copies: one as the directory is (base, then the log since), one from the oldest possible point
 (an empty engine, or the oldest kept generation), replaying the whole log. If recovery, merging and the base are right
 they end in the same state. Every table and window is compared, the batches that wait for a subscriber row by row, and
 all batches emitted by what was re-executed, and those of changelogs for each durable follower, by their fingerprints
 (``streams/emitted.py``).
 
-What that proves depends on the mode of the log, and the result says it: in modes weak and strong the procedures ran again, in
-mode effects they did not.
+What that proves depends on the mode of the log, and the result says so: in modes weak and strong the procedures ran
+again, in mode effects they did not.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class Verification:
     since: str = "the beginning"
     notes: list[str] = field(
         default_factory=list
-    )  # what opening the directory as it is took: a cut tail, a rebuilt base
-    changed: list[str] = field(default_factory=list)  # procedures that are not what they were when the log was written
-    proof: str = ""  # what it says that nothing differs
+    )  # repairs made when opening the directory as it is: a cut tail, a rebuilt base
+    changed: list[str] = field(default_factory=list)  # procedures that have changed since the log was written
+    proof: str = ""  # what it proves that nothing differs
     differences: list[str] = field(default_factory=list)
 
     @property
@@ -94,8 +94,8 @@ def _from_the_log(app: App, path: Path, config: Config, progress: Progress) -> E
         return Engine(app, path, config, SystemClock(), True, progress)
     except RecoveryRefused as error:
         raise RecoveryRefused(
-            f"{error}. (Verifying runs all of the log again, also what was merged long ago: it takes an app that could have "
-            f"written it.)"
+            f"{error}. (Verifying runs all of the log again, including what was merged long ago: it needs an app that "
+            "could have written it.)"
         ) from error
 
 
@@ -112,7 +112,7 @@ def _proof(app: App, found: Verification) -> str:
 
 @contextmanager
 def _copies(directory: Directory) -> Iterator[tuple[Path, Path, str]]:
-    """The directory as it is, and as it would be had its base been lost; neither is the original."""
+    """The directory as it is, and as it would be if its base were lost; neither is the original."""
     with tempfile.TemporaryDirectory(prefix="tidegate-verify-", dir=directory.path.parent) as place:
         stored, again = Path(place) / "stored", Path(place) / "again"
         shutil.copytree(directory.path, stored, ignore=shutil.ignore_patterns("lock", "*.damaged-*", "*.partial"))
@@ -152,7 +152,7 @@ def _compare_emitted(stored: Emitted, again: Emitted, found: Verification) -> No
 
 
 def _compare_changelogs(stored: Outbox, again: Outbox, found: Verification) -> None:
-    """What followers of a changelog have been told, long acknowledged or not; an older release kept no fingerprint of it."""
+    """What followers of a changelog were sent, acknowledged or not; an older release kept no fingerprint of it."""
     for name, subscription in stored.subscriptions.items():
         other = again.subscriptions.get(name)
         if subscription.told is None or other is None or other.told is None:
@@ -192,5 +192,5 @@ def _compare(what: str, stored: dict[Any, Any], again: dict[Any, Any], differenc
 
 
 def _differ(one: Any, other: Any) -> bool:
-    """NaN is what it was, although it does not equal itself."""
+    """NaN counts as equal to NaN."""
     return bool(one != other) and repr(one) != repr(other)

@@ -1,1 +1,1 @@
-"""The engine and the world: sources that bring rows in, subscribers and deliveries that take batches out."""
+"""The engine and the outside world: sources that bring rows in, subscribers and deliveries that take batches out."""

@@ -1,4 +1,4 @@
-"""Work on a thread of its own that is tried again after a failure: what ingestions and deliveries have in common."""
+"""Work on its own thread that is retried after a failure: what ingestions and deliveries have in common."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ LONGEST_PAUSE_S = 30.0
 def repeat(step: Callable[[], bool], stop: threading.Event, passing: tuple[type[Exception], ...]) -> None:
     """Call ``step`` until it returns False, ``stop`` is set or the engine has closed.
 
-    After an error of ``passing`` it pauses, 0.1 s, doubled each time up to 30 s, and goes on; a ``fatal`` one ends it.
+    After an error of ``passing`` it pauses, 0.1 s, doubled each time up to 30 s, and continues; a ``fatal`` one ends
+    it.
     """
     pause_s = FIRST_PAUSE_S
     while not stop.is_set():
@@ -37,15 +38,17 @@ def repeat(step: Callable[[], bool], stop: threading.Event, passing: tuple[type[
 def in_background(
     kind: str, name: str, run: Callable[[], None], ended: Callable[[Exception | None], None]
 ) -> threading.Thread:
-    """Run on a thread that is started here. ``ended``: called at the end, with what nobody expected, if that was it."""
+    """Run on a thread that is started here. ``ended``: called at the end, with an unexpected error, if any."""
 
     def logged() -> None:
         unexpected: Exception | None = None
         try:
             run()
-        except BaseException as error:  # sys.exit() as well: it ends this, and nothing else
+        except BaseException as error:  # sys.exit() as well: it ends this thread's work, and nothing else
             unexpected = error if isinstance(error, Exception) else TidegateError(f"{kind} {name} raised {error!r}")
-            log.exception("%s %s has stopped; it goes on where it was after the next opening", kind, name)
+            log.exception(
+                "%s %s has stopped; it continues from the same place when the engine is next opened", kind, name
+            )
         ended(unexpected)
 
     thread = threading.Thread(target=logged, name=f"tidegate-{kind}-{name}", daemon=True)

@@ -1,7 +1,7 @@
 """Changelogs: the committed changes of a table as an output stream, and an engine rebuilt from them.
 
 ``app.table(…, changelog=True)`` declares the stream ``<table>_changes``. Every execution that changes the table adds a batch to
-it, with a row for each row of the table that is not what it was:
+it, with a row for each row of the table that has changed:
 
 ========= =====================================================================================
 row_key   the primary key, as a JSON list
@@ -14,11 +14,11 @@ The batches of a partitioned table have the partition as their key (one batch fo
 of other tables have none. Executions that change the same partition commit in position order, so batch-ids ascend for every
 key, as on any stream. The rows of a batch are in key order: a changelog is the same in every run and after every crash.
 
-Nothing is computed while nobody follows the stream.
+Nothing is computed while the stream has no follower.
 
-A durable subscription begins with a *snapshot*: the rows that the table holds, as changes from nothing, at the position of a
-call that takes its place in the order like any other. What committed before it is in the snapshot, what commits after it
-follows, whatever runs in parallel and after every crash; so a subscription has all it takes to make the table again.
+A durable subscription begins with a *snapshot*: the rows that the table holds, as changes from nothing, at the position
+of a call that is ordered like any other. What committed before it is in the snapshot, what commits after it follows,
+whatever runs in parallel and after every crash; so a subscription has everything needed to rebuild the table.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def key_text(schema: TableSchema, key: Key) -> str:
 
 
 def changelogs(app: App, database: Database) -> dict[str, Changelog]:
-    """Those of an engine, by table."""
+    """The changelogs of an engine, by table."""
     return {
         stream.changelog_of: Changelog(database.tables[stream.changelog_of], stream.relation)
         for stream in app.streams.values()
@@ -111,9 +111,9 @@ def rebuild(
 ) -> dict[str, int]:
     """Fill the tables of a new engine in ``directory`` from their changelogs; returns the number of rows of each.
 
-    ``changes``: for every table ``(row_key, after)`` in the order of the changelog; the last one of a key counts, so that a
-    compacted topic will do. It goes in through the log, like any work. What is not in tables is not in their changelogs:
-    windows, positions of sources, and batches that wait begin anew.
+    ``changes``: for every table ``(row_key, after)`` in the order of the changelog; the last one of a key counts, so a
+    compacted topic is enough. The rows go through the log, like any work. What is not in tables is not in their
+    changelogs: windows, positions of sources and waiting batches start empty.
     """
     import tidegate
 
@@ -121,11 +121,11 @@ def rebuild(
         if table not in app.tables or not any(s.changelog_of == table for s in app.streams.values()):
             known = [s.changelog_of for s in app.streams.values() if s.changelog_of]
             raise TidegateError(
-                f"rebuild: {table!r} is no table with a changelog; those are {', '.join(map(str, known))}"
+                f"rebuild: {table!r} is not a table with a changelog; those are {', '.join(map(str, known))}"
             )
     with tidegate.open(app, directory) as engine:
         if engine.sequence:
-            raise TidegateError(f"{directory} holds an engine that has worked already; rebuild into a new directory")
+            raise TidegateError(f"{directory} holds an engine that already has data; rebuild into a new directory")
         counts = {}
         for table, found in changes.items():
             rows = [row for row in dict(found).values() if row is not None]  # the last one of a key
@@ -146,7 +146,7 @@ def _read(schema: TableSchema, rows: list[str]) -> list[list[Any]]:
 def changes_in_files(directory: str | Path) -> Iterator[tuple[str, str | None]]:
     """The changes that :class:`~tidegate.connectors.files.sink.FileSink` wrote as NDJSON, for :func:`rebuild`.
 
-    Every change must begin where the one before it ended: files that are missing are an error, not a table that is wrong.
+    Every change must begin where the one before it ended: missing files are an error, not a wrong table.
     """
     rows = []
     for path in sorted(Path(directory).rglob("*.ndjson")):
@@ -155,9 +155,11 @@ def changes_in_files(directory: str | Path) -> Iterator[tuple[str, str | None]]:
                 found = msgspec.json.decode(line)
                 rows.append((found["position"], found["row_key"], found["before"], found["after"], path))
             except (msgspec.DecodeError, KeyError, TypeError):
-                raise TidegateError(f"{path}, line {number}, is no change of a table: {line[:80]!r}") from None
+                raise TidegateError(f"{path}, line {number}, is not a table change: {line[:80]!r}") from None
     if not rows:
-        raise TidegateError(f"{directory} holds no changes: no *.ndjson of a FileSink that a changelog is delivered to")
+        raise TidegateError(
+            f"{directory} holds no changes: no *.ndjson files, as a FileSink writes them for a changelog"
+        )
     rows.sort(key=lambda row: row[0])
     return _checked(rows)
 
@@ -167,9 +169,9 @@ def _checked(rows: Iterable[tuple[int, str, str | None, str | None, Path]]) -> I
     for position, key, before, after, path in rows:
         if before is not None and known.get(key) != before:
             raise TidegateError(
-                f"the changelog has a gap: at position {position} the row {key} changes from {before}, which no change before it "
-                f"says ({path}). Files are missing, or its delivery began with snapshot=False. Deliver it anew, under another "
-                f"name and into an empty directory: it then begins with all rows"
+                f"the changelog has a gap: at position {position} the row {key} changes from {before}, which no "
+                f"change before it says ({path}). Files are missing, or its delivery began with snapshot=False. "
+                "Deliver it again, under another name and into an empty directory: it then begins with all rows"
             )
         known[key] = after
         yield key, after

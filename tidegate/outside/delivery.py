@@ -8,13 +8,13 @@ The log and the target are two systems, so a crash can fall between ``send`` and
 then sent again after recovery, with the same ids and the same rows. Whether they *arrive* once is up to the
 sink:
 
-* a **transactional** sink stores the id of a batch together with its rows, whole or not at all, and
-  recognises the repeat: each batch takes effect exactly once;
+* a **transactional** sink stores the id of a batch atomically with its rows, and recognises the repeat: each batch
+  takes effect exactly once;
 * any other sink sees the repeat (at least once) and passes on ``batch.stable_id``, for the receiver to
   recognise it by.
 
-``take`` returns only what is on disk, earlier acknowledgements included. So nothing is sent that a crash
-could take back, and after a crash at most the batches of one ``send`` come again.
+``take`` returns only what is on disk, earlier acknowledgements included. So nothing is sent that a crash could undo,
+and after a crash at most the batches of one ``send`` are repeated.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ log = logging.getLogger("tidegate")
 class Sink(Protocol):
     """Where batches go. Called by one thread at a time.
 
-    ``transactional``: True when ``send`` has the effect of each batch exactly once, however often the batch
-    is sent. That takes a target that stores rows and batch-id together, or an effect that is named by the
-    batch-id. False: at least once.
+    ``transactional``: True when ``send`` has the effect of each batch exactly once, however often the batch is sent.
+    That needs a target that stores rows and batch-id together, or an effect that is identified by the batch-id. False:
+    at least once.
     ``at_once``: how many batches one ``send`` takes at most. More is faster where they share a transaction;
     1 means that a failure repeats no other batch.
     """
@@ -59,14 +59,14 @@ class Sink(Protocol):
     def open(self, name: str, relation: Relation) -> None:
         """Get ready for batches of ``relation``; SinkError if that can't work.
 
-        ``name``: of the delivery and its app (``app/delivery``), for what the target remembers of it.
+        ``name``: of the delivery and its app (``app/delivery``), for what the target stores about it.
         """
 
     def send(self, batches: Sequence[Batch]) -> None:
-        """Take the batches, in this order. Returning means they are safe; raising, that they come again."""
+        """Take the batches, in this order. Returning means they are safe; raising means they are sent again."""
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
 
 
 class Waiting(Protocol):
@@ -85,12 +85,12 @@ class Waiting(Protocol):
 
 
 class Delivery:
-    """One stream on its way to one sink. Made by :meth:`Engine.deliver`.
+    """The delivery of one stream to one sink. Created by :meth:`Engine.deliver`.
 
-    ``error`` is the last failure, None after a success; ``delivered`` counts batches since opening, ``refused``
-    those put aside; ``len`` is how many wait.
+    ``error`` is the last failure, None after a success; ``delivered`` counts batches since opening, ``refused`` those
+    moved to the dead letters; ``len`` is how many wait.
     ``tries``: how often the target may refuse a batch (:class:`~tidegate.errors.SinkRefused`) before it becomes a dead
-    letter; None: for ever. That the target is away is no refusal and counts for nothing.
+    letter; None: no limit. An unreachable target is not counted as a refusal.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class Delivery:
     def pump(self, limit: int = 1000) -> int:
         """Deliver what is waiting, ``limit`` batches at most; returns how many. Needs no thread.
 
-        Raises SinkError when the sink does not take a batch. It is kept, in its place, for the next call.
+        Raises SinkError when the sink does not accept a batch. The batch is kept, in its place, for the next call.
         """
         self._check_open()
         count = 0
@@ -179,7 +179,9 @@ class Delivery:
         batches: list[Batch] = []
         with self._sending:
             if self._stop.is_set():
-                raise EngineClosed(f"delivery {self.name} is closed; what waits is delivered after the next opening")
+                raise EngineClosed(
+                    f"delivery {self.name} is closed; waiting batches are delivered when the engine is next opened"
+                )
             try:
                 batches = self._subscription.take(1 if self._singly else min(limit, self.sink.at_once))
                 if batches:
@@ -200,7 +202,7 @@ class Delivery:
         return len(batches)
 
     def _put_aside(self, batches: Sequence[Batch], error: SinkRefused) -> bool:
-        """The target refused: was that once too often? Of several batches, nobody knows which one it meant."""
+        """The target refused: was that once too often? Of several batches it is unknown which one it meant."""
         if self.tries is None:
             return False
         if len(batches) > 1:
@@ -226,7 +228,7 @@ class Delivery:
             raise
         except BaseException as error:
             if not isinstance(error, Exception) and threading.current_thread() is not self._thread:
-                raise  # Ctrl-C, for whoever pumps; on a thread of our own sys.exit() is a failure like any other
+                raise  # Ctrl-C, for the caller of pump(); on our own thread sys.exit() is a failure like any other
             raise SinkError(
                 f"{type(self.sink).__name__} raised {type(error).__name__}: {text_of(error)} for {batches[0]!r} of "
                 f"delivery {self.name}; the batch is kept and sent again. Look at the target, or at the "
@@ -243,7 +245,7 @@ class Delivery:
     # ---- starting and stopping
 
     def start(self) -> None:
-        """Deliver on a thread of its own."""
+        """Deliver on a separate thread."""
         self._thread = in_background("delivery", self.name, self.run, self._ended)
 
     def _ended(self, error: Exception | None) -> None:
@@ -301,11 +303,13 @@ def start_delivery(
         )
     if name in engine.outbox.deliveries:
         raise TidegateError(
-            f"delivery {name!r} is at work already; deliver({stream!r}, …, name=…) takes another name",
+            f"delivery {name!r} is already running; deliver({stream!r}, …, name=…) takes another name",
             sink=name,
         )
     if type(sink.at_once) is not int or sink.at_once < 1:
-        raise TidegateError(f"a sink takes at least one batch at once, this one {sink.at_once!r}", sink=name)
+        raise TidegateError(
+            f"a sink must take at least one batch at a time, this one takes {sink.at_once!r}", sink=name
+        )
     if tries is not None and (type(tries) is not int or tries < 1):
         raise TidegateError(
             f"deliver({stream!r}, …, tries=…) takes a positive whole number or None, got {tries!r}", sink=name

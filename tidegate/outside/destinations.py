@@ -1,4 +1,4 @@
-"""Where an ingestion brings its rows: an engine in this process, or one behind a server."""
+"""Where an ingestion pushes its rows: an engine in this process, or one behind a server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tidegate.engine.engine import Engine
 
 
-ROOM_S = 1.0  # how long to wait for room in the queues before looking whether to stop
+ROOM_S = 1.0  # how long to wait for room in the queues before checking whether to stop
 
 
 class Destination(Protocol):

@@ -1,7 +1,8 @@
 """Deliveries into border streams: the order that they need, and the cycles that they must not form.
 
-A dataflow is acyclic: so is what deliveries make of several. From a border stream lead ways to the streams that its
-dataflow emits and to the changelogs of the tables that it writes, and from there, by deliveries, to border streams.
+A dataflow is acyclic, and so must several be that deliveries connect. Paths lead from a border stream to the streams
+that its dataflow emits and to the changelogs of the tables that it writes, and from there, by deliveries, to border
+streams.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ if TYPE_CHECKING:
 
 
 def check_acyclic(engine: Engine, stream: str, sink: Any) -> None:
-    """Refuse a delivery that would bring a stream back to where it comes from, by itself or with others."""
+    """Refuse a delivery that would lead a stream back to its origin, alone or with others."""
     border = _fed_by(engine, sink)
     path = None if border is None else _way(engine, [stream, border])
     if path is not None:
         raise DeclarationError(
-            f"delivering {stream} to {border} closes a cycle: {' → '.join(path)}. Each change would cause another one. Let "
-            f"what follows {stream} write to a table of its own",
+            f"delivering {stream} to {border} closes a cycle: {' → '.join(path)}. Each change would cause another "
+            f"one. Have whatever follows {stream} write to a table of its own",
             stream=stream,
             cycle=path,
         )
@@ -36,8 +37,8 @@ def check_ordered(engine: Engine, stream: str, sink: Any) -> None:
     if border is not None and border.key is None and keyed:
         why = f"{stream} is keyed" if table is None else f"{table} is partitioned"
         raise DeclarationError(
-            f"{border.name} has no key, so its batch-ids ascend; those of {stream} ascend for every key alone, because {why}. "
-            f"Declare {border.name} with key={'the same column' if table is None else repr('row_key')}",
+            f"{border.name} has no key, so its batch-ids ascend; those of {stream} ascend only within each key, "
+            f"because {why}. Declare {border.name} with key={'the same column' if table is None else repr('row_key')}",
             stream=stream,
         )
 
@@ -48,7 +49,7 @@ def _fed_by(engine: Engine, sink: Any) -> str | None:
 
 
 def _way(engine: Engine, path: list[str]) -> list[str] | None:
-    """How ``path`` leads on from its last stream to its first, if it does."""
+    """How ``path`` leads from its last stream back to its first, if it does."""
     outputs = _caused_by(engine, path[-1])
     if path[0] in outputs:
         return [*path, path[0]]

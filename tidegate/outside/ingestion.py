@@ -4,13 +4,14 @@
         ▲                        │ one record in the log: rows and offset, both or none
         └── source.open(position(name)) after a restart, a lost connection, or any doubt
 
-The offset that went in with the last rows is the only truth about how far a source has come. A crash at any moment
-leaves it before or after what one poll brought, never inside, and the source goes on from there: each row is taken exactly once.
-``committed`` lets the other side forget; if we die before it is called, the next opening says where we are.
+The offset that was stored with the last rows is the only truth about the progress of a source. A crash at any moment
+leaves it before or after what one poll brought, never inside, and the source continues from there: each row is taken
+exactly once.
+``committed`` lets the other side discard its data; if we die before it is called, the next opening says where we are.
 
 **Rejected records.** What can't be read, or does not fit the stream, goes to the border stream ``rejected_in`` with its
 place and the reason, *before* the rows around it. :func:`declare_rejected` declares it with a table, whose key is the
-record's place in the source: a record that comes again after a crash is recognised there.
+record's place in the source: a record that is read again after a crash is recognised there.
 """
 
 from __future__ import annotations
@@ -45,12 +46,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tidegate")
 
-LAG_S = 1.0  # how often the source is asked how much waits
+LAG_S = 1.0  # how often the source is asked for its lag
 POLL_S = 0.5  # how long one poll waits, and so how long closing may take
 
 
 class Ingestion:
-    """One source on its way into one border stream. Made by :meth:`Engine.ingest`.
+    """The ingestion of one source into one border stream. Created by :meth:`Engine.ingest`.
 
     ``rows``, ``rejected``: counted since it was made. ``error``: the last failure, None after a success.
     """
@@ -67,7 +68,7 @@ class Ingestion:
         self.rows = 0
         self.rejected = 0
         self.error: Exception | None = None
-        self.lag: int | None = None  # what waits in the source, as far as was known a moment ago
+        self.lag: int | None = None  # what waits in the source, as of the last look
         self._measured = 0.0
         self._destination = destination
         self._relation = destination.relation(stream)
@@ -96,11 +97,11 @@ class Ingestion:
 
     @property
     def finished(self) -> bool:
-        """Has everything been taken that there will ever be?"""
+        """Has everything been taken, with no more to come?"""
         return self._opened and self._polled is None and self.source.finished
 
     def _measure(self, at_least_s: float = 0.0) -> None:
-        """Ask the source how far behind we are: here, by whoever reads it, so that looking at ``lag`` never waits."""
+        """Ask the source how far behind we are: here, on the reading thread, so that reading ``lag`` never waits."""
         now = time.monotonic()
         if now - self._measured >= at_least_s:
             self._measured = now
@@ -142,15 +143,17 @@ class Ingestion:
         return not self.finished
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until the background has taken everything a source that ends has; False when that was not enough."""
+        """Wait until the background has taken all of a finite source; False when ``timeout_s`` was not enough."""
         with self._reading:
             self._reading.wait_for(lambda: not self.at_work, timeout_s)
         return self.finished
 
     def _take(self, timeout_s: float) -> int | None:
-        """Poll, put, tell: the whole protocol. None when there is nothing now."""
+        """Poll, put, confirm: the whole protocol. None when there is nothing now."""
         if self._stop.is_set():
-            raise EngineClosed(f"ingestion {self.name} is closed; it goes on where it was after the next opening")
+            raise EngineClosed(
+                f"ingestion {self.name} is closed; it continues from the same place when the engine is next opened"
+            )
         try:
             self.open()
             if self._polled is None:
@@ -171,7 +174,7 @@ class Ingestion:
         return taken
 
     def _put(self, polled: Polled) -> int:
-        """Bring what was polled into the engine: rejected records first, then the rows with the offset."""
+        """Push what was polled to the engine: rejected records first, then the rows with the offset."""
         rows, malformed = polled.rows, list(polled.malformed)
         if malformed:
             self._reject(malformed, None if rows else polled.offset)
@@ -206,12 +209,13 @@ class Ingestion:
         return fit, unfit
 
     def _reject(self, malformed: list[Malformed], offset: Any) -> None:
-        """Record what could not be taken. ``offset``: given when no rows follow that it would go in with."""
+        """Record what could not be taken. ``offset``: given when no rows follow that would carry it."""
         if not self._destination.has(REJECTED):
             first = malformed[0]
             raise SourceError(
-                f"{self.name}: {first.place} is no row of {self.stream}: {first.reason}. It was {first.record[:200]!r}. "
-                f"To have such records put aside, declare where: tidegate.rejects.declare_rejected(app)",
+                f"{self.name}: {first.place} is not a row of {self.stream}: {first.reason}. It was "
+                f"{first.record[:200]!r}. To set such records aside instead, declare a table for them: "
+                "tidegate.rejects.declare_rejected(app)",
                 source=self.name,
                 stream=self.stream,
                 fatal=True,
@@ -226,7 +230,7 @@ class Ingestion:
         log.warning("%s: %d records rejected; the first: %s", self.name, len(rows), text_of(malformed[0].reason))
 
     def _failed(self, error: BaseException) -> None:
-        """After any doubt, the source is opened again at the offset that is on disk. A full queue is no doubt."""
+        """After any doubt, the source is opened again at the offset on disk. A full queue is not such a case."""
         if not isinstance(error, (Overloaded, DiskFull)) and self._opened:
             self._opened = False
             self._polled = None
@@ -238,7 +242,7 @@ class Ingestion:
     # ---- starting and stopping
 
     def start(self) -> None:
-        """Take in on a thread of its own."""
+        """Take rows on a separate thread."""
         self._thread = in_background("ingestion", self.name, self.run, self._ended)
 
     def _ended(self, error: Exception | None) -> None:
@@ -249,7 +253,7 @@ class Ingestion:
             self._reading.notify_all()
 
     def close(self) -> None:
-        """Finish what is under way and stop; it goes on from there when it is made again."""
+        """Finish what is under way and stop; it continues from there when it is created again."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -272,9 +276,9 @@ def ingest(
 ) -> Ingestion:
     """Take the rows of ``source`` into a border stream of an engine, or of a served one (a client).
 
-    ``ingestion.pump()`` takes what is there; ``background``: a thread does, and connects again by itself. ``name``: under
-    which the offset is remembered; keep it. ``limit``: rows taken at a time; they are one batch, or batches of ``size``
-    rows. Raises SourceError at once when what the source holds does not fit the stream.
+    ``ingestion.pump()`` takes what is there; ``background``: a thread does that, and reconnects automatically.
+    ``name``: under which the offset is stored; do not change it. ``limit``: rows taken at a time; they are one batch,
+    or batches of ``size`` rows. Raises SourceError immediately when what the source holds does not fit the stream.
     """
     from tidegate.engine.engine import Engine
 
@@ -298,19 +302,19 @@ def ingest(
 
 
 def _register(engine: Engine, ingestion: Ingestion) -> None:
-    """An engine knows its ingestions, to show them and to close them; no two under one name."""
+    """An engine keeps its ingestions, to show and to close them; names are unique."""
     with engine.lock:
         engine.check_open()
         known = engine.ingestions.get(ingestion.name)
         if known is not None and known.at_work:
             raise TidegateError(
-                f"ingestion {ingestion.name!r} is at work already; ingest(…, name=…) takes another name",
+                f"ingestion {ingestion.name!r} is already running; ingest(…, name=…) takes another name",
                 source=ingestion.name,
             )
         engine.ingestions[ingestion.name] = ingestion
 
 
 def close_ingestions(engine: Engine) -> None:
-    """Before an engine closes: nothing comes in any more."""
+    """Before an engine closes: nothing more is accepted."""
     for ingestion in engine.ingestions.values():
         ingestion.close()

@@ -1,8 +1,7 @@
-"""Durable subscriptions: committed output batches are kept until their subscriber has dealt with them.
+"""Durable subscriptions: committed output batches are kept until their subscriber has acknowledged them.
 
-A subscriber has a name; under it the engine remembers, across crashes, which batches it has not
-acknowledged. A batch is handed out only when the log holds what caused it, so nothing is seen outside that a
-crash could take back.
+A subscriber has a name; under it the engine remembers, across crashes, which batches it has not acknowledged. A batch
+is handed out only when the log holds what caused it, so nothing is seen outside that a crash could undo.
 """
 
 from __future__ import annotations
@@ -42,7 +41,8 @@ class DurableSubscription:
     ``get`` hands out each batch once per opening of the engine; ``ack`` says that it never needs to be
     handed out again. ``begun``: False while that of a changelog waits for its snapshot, see :mod:`tidegate.outside.changelog`.
     ``since``: it is about what entered the order later than this sequence number.
-    ``told``: a fingerprint of all it got, where the stream itself has none (a changelog is made for its followers).
+    ``told``: a fingerprint of everything it received, where the stream itself has none (a changelog is made for its
+    followers).
     """
 
     def __init__(
@@ -56,8 +56,8 @@ class DurableSubscription:
         self.since = since
         self.told = told
         self.asked = False  # for its snapshot, since the engine was opened
-        self.notice: Callable[[], None] = lambda: None  # called after a batch has come
-        # not acknowledged, oldest first; ordered, because taking the first of a dict that lost many gets slow
+        self.notice: Callable[[], None] = lambda: None  # called after a batch has arrived
+        # not acknowledged, oldest first; an OrderedDict, because taking the first of a dict that lost many is slow
         self.waiting: OrderedDict[Address, Batch] = OrderedDict()
         self._handed_out: set[Address] = set()
         self._guard = reentrant(Rank.LEAF)
@@ -75,13 +75,13 @@ class DurableSubscription:
             self.notice()
 
     def begin(self, snapshot: Iterable[Batch]) -> None:
-        """Called inside the commit that brings the snapshot. Changes before it are in it; those behind it follow."""
+        """Called inside the commit of the snapshot. Earlier changes are in it; later ones follow."""
         self.begun = True
         for batch in snapshot:
             self.receive(batch.id, batch)
 
     def get(self, timeout_s: float | None = 0) -> Batch | None:
-        """The next batch that was not handed out yet; None when ``timeout_s`` seconds bring none."""
+        """The next batch that was not handed out yet; None when none arrives within ``timeout_s`` seconds."""
         return next(iter(self.take(1, timeout_s)), None)
 
     def take(self, limit: int, timeout_s: float | None = 0) -> list[Batch]:
@@ -121,13 +121,13 @@ class DurableSubscription:
         return self._interrupted or len(self.waiting) > len(self._handed_out)
 
     def put_back(self, batches: Iterable[Batch]) -> None:
-        """The batches were not dealt with after all: hand them out again, before those that came later."""
+        """The batches were not handled in the end: hand them out again, before later ones."""
         with self._guard:
             self._handed_out.difference_update((batch.key, batch.id) for batch in batches)
             self._arrived.notify_all()
 
     def interrupt(self) -> None:
-        """Nobody waits for batches any more: ``take`` returns at once from now on."""
+        """Stop waiting for batches: ``take`` returns at once from now on."""
         with self._guard:
             self._interrupted = True
             self._arrived.notify_all()
@@ -140,17 +140,17 @@ class DurableSubscription:
         return len(self.waiting)
 
     def ack(self, batches: Batch | Iterable[Batch]) -> None:
-        """The batches are dealt with for good."""
+        """The batches are handled for good."""
         done = [batches] if isinstance(batches, Batch) else list(batches)
         addresses = [(batch.key, batch.id) for batch in done]
         record = Delivered(self.name, [[to_json(key), batch_id] for key, batch_id in addresses])
-        with self._outbox.step():  # one step for a checkpoint: neither before the record nor between the two
+        with self._outbox.step():  # atomic for a checkpoint: it falls neither before the record nor between the two
             self._outbox.log(record)
             self.forget(addresses)
             self._outbox.made_room()
 
     def refuse(self, batch: Batch, reason: str) -> None:
-        """The target does not want this batch: it becomes a dead letter, and what is behind it is next."""
+        """The target refuses this batch: it becomes a dead letter, and the next one follows."""
         now, reason = self._outbox.now(), text_of(reason)
         record = Delivered(self.name, [[to_json(batch.key), batch.id]], reason, to_us(now))
         with self._outbox.step():
@@ -189,7 +189,7 @@ class Outbox:
                     f"subscription {name!r} follows stream {known.stream}, not {stream}; use another name",
                     stream=stream,
                 )
-            ask = not known.begun and not known.asked  # asking again after a crash does no harm: the first one counts
+            ask = not known.begun and not known.asked  # asking again after a crash is harmless: the first one counts
             known.asked |= ask
         if ask:
             try:
@@ -200,7 +200,7 @@ class Outbox:
         return known
 
     def _begin(self, name: str, stream: str, begun: bool) -> DurableSubscription:
-        """It takes its place in the order behind everything that was accepted, which the turn keeps from going on meanwhile."""
+        """It is ordered after everything accepted so far; the turn keeps that from proceeding meanwhile."""
         with self._engine.turn, self._engine.lock:
             if name in self.subscriptions:
                 return self.subscriptions[name]
@@ -229,7 +229,7 @@ class Outbox:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Something about subscriptions is recorded and done: both, or the engine stops."""
+        """Record a change of subscriptions and apply it: both, or the engine stops."""
         with self._engine.lock, self._engine.database.halfway.step(DELIVERING):
             yield
 
@@ -256,11 +256,11 @@ class Outbox:
         subscription = self.subscriptions.pop(name)
         self._engine.runtime.unlisten(subscription.stream, subscription.receive)
 
-    # ---- how much waits
+    # ---- backlog
 
     @contextmanager
     def sending(self) -> Iterator[None]:
-        """This thread delivers: what its sink pushes into this very engine is taken, for it makes room."""
+        """This thread delivers: what its sink pushes into this engine is accepted, because it makes room."""
         thread = threading.get_ident()
         self._sending.add(thread)
         try:
@@ -269,7 +269,7 @@ class Outbox:
             self._sending.discard(thread)
 
     def full(self) -> DurableSubscription | None:
-        """A subscription with as many batches waiting as there may be; while there is one, no new work is taken."""
+        """A subscription whose backlog is full; while there is one, no new work is accepted."""
         if self._sending and threading.get_ident() in self._sending:
             return None
         backlog = self._engine.config.backlog
@@ -295,8 +295,8 @@ class Outbox:
     # ---- the log
 
     def lsn(self) -> int:
-        """How far the log must be on disk before what has just been committed may be shown: without the marks at its end,
-        which nobody syncs.
+        """How far the log must be on disk before what has just been committed may be shown: without the marks at its
+        end, which are never synced.
         """
         return 0 if self._engine.durable is None else self._engine.durable.writer.appended
 
@@ -363,7 +363,7 @@ class Outbox:
             if subscription.told is not None and told is not None:
                 subscription.told.restore(told)
             else:
-                subscription.told = None  # not kept from the beginning
+                subscription.told = None  # not kept from the start
             for key, batch_id, rows in waiting:
                 kept = tuple(relation.row._make(from_json(row)) for row in rows)
                 batch = Batch(relation, batch_id, kept, from_json(key))

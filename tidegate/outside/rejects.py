@@ -18,7 +18,7 @@ LONGEST = 10_000  # characters of a record that are kept
 
 
 def declare_rejected(app: App) -> None:
-    """Let sources put aside what does not fit: declares stream ``rejected_in``, table ``rejected`` and stream
+    """Let sources set aside what does not fit: declares stream ``rejected_in``, table ``rejected`` and stream
     ``rejected_out``.
 
     The table has each rejected record once, by source and place, with the reason; the output stream can be followed
@@ -37,5 +37,5 @@ def declare_rejected(app: App) -> None:
 
 
 def rejected_row(source: str, place: str, stream: str, record: str, reason: str) -> tuple[Any, ...]:
-    """A row of the stream, whatever the record is: a very long one is cut, what is no Unicode is escaped."""
+    """A row of the stream, whatever the record is: a very long one is cut, invalid Unicode is escaped."""
     return source, text_of(place), stream, text_of(record)[:LONGEST], text_of(reason)

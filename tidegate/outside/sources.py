@@ -34,13 +34,13 @@ class Polled:
 
 
 def check_stored_name(what: str, name: Any) -> None:
-    """Refuse a name under which nothing could be remembered."""
+    """Refuse a name that could not be stored."""
     if not isinstance(name, str) or not name or text_of(name) != name:
-        raise DataError(f"{what} is a text of at least one character, without halves of surrogate pairs; got {name!r}")
+        raise DataError(f"{what} must be non-empty text without halves of surrogate pairs; got {name!r}")
 
 
 def check_place(source: str | None = None, offset: Any = None, **_: Any) -> None:
-    """Refuse, before anything is accepted, what could not be remembered together with the rows: a source and its offset."""
+    """Refuse a source or offset that could not be stored with the rows, before anything is accepted."""
     if source is None:
         return
     check_stored_name("source", source)
@@ -72,17 +72,17 @@ class Source(Protocol):
         """
 
     def poll(self, limit: int, timeout_s: float) -> Polled | None:
-        """The next records, about ``limit`` at most; None when ``timeout_s`` seconds bring none."""
+        """The next records, about ``limit`` at most; None when none arrives within ``timeout_s`` seconds."""
 
     def committed(self, offset: Any) -> None:
-        """Everything up to ``offset`` is on disk here; the other side may forget it."""
+        """Everything up to ``offset`` is on disk here; the other side may discard it."""
 
     def close(self) -> None:
-        """Let go of connections. It may be opened again."""
+        """Close connections. It may be opened again."""
 
 
 class Checked(NamedTuple):
-    """That a source can be read: what was found, in words, and its ``lag``."""
+    """A source that can be read: what was found, in words, and its ``lag``."""
 
     found: str
     lag: int | None
@@ -92,4 +92,4 @@ class CheckedSource(Source, Protocol):
     """A source that ``tidegate connect --check`` can look at."""
 
     def check(self, name: str, relation: Relation, offset: Any) -> Checked:
-        """Would :meth:`open` do? SourceError if not. It makes, takes over and moves nothing, here or on the other side."""
+        """Would :meth:`open` succeed? SourceError if not. Creates, takes over and moves nothing, on either side."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Subscription:
-    """The batches committed to one stream since it was made. Iterating gives those waiting and stops when there are none.
+    """The batches committed to one stream from now on. Iterating gives those waiting and stops when there are none.
 
     On a stream without key that is batch-id order; on a keyed stream it is batch-id order for every key. A subscriber
     that falls more than ``capacity`` batches behind gets Overloaded: nothing is dropped silently.

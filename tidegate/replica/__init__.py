@@ -1,4 +1,4 @@
-"""SQL from outside: a process of its own with a copy of the tables, fed by the engine's merges.
+"""SQL from outside: a separate process with a copy of the tables, fed by the engine's merges.
 
 >>> from tidegate.replica import Limits, ReplicaProcess
 >>> Limits(timeout_s=5).timeout_s

@@ -1,4 +1,4 @@
-"""The replica process: a copy of the tables, fed by the engine, queried by everybody else.
+"""The replica process: a copy of the tables, fed by the engine, queried by everyone else.
 
 Started by tidegate.replica.supervisor with three inherited sockets: the feed, a listener for queries from the engine's
 process, and (perhaps) a listener for PostgreSQL clients. The listeners belong to the engine's process and outlive this
@@ -34,7 +34,7 @@ from tidegate.replica.wire.scram import Verifier
 from tidegate.replica.wire.server import ENTERING, PostgresServer
 
 ALIVE_EVERY_S = 0.2
-NICE = 5  # transactions go first
+NICE = 5  # the engine's transactions have priority
 SPARE = 128  # descriptors for everything but connections
 LOCAL = 512  # queries of the engine's process at a time
 
@@ -73,7 +73,7 @@ class Replica:
         self.gone = asyncio.Event()
 
     def say(self, kind: Kind, **facts: Any) -> None:
-        """Tell the engine's process; from any thread."""
+        """Send to the engine's process; from any thread."""
         with self._sending:
             try:
                 self._feed.sendall(pack(kind, facts))
@@ -81,9 +81,10 @@ class Replica:
                 pass  # the feed's thread notices
 
     def follow(self) -> None:
-        """Apply what the engine sends; runs on a thread of its own until the engine is gone.
+        """Apply what the engine sends; runs on its own thread until the engine is gone.
 
-        A copy that could not be changed as told would be wrong: the process ends, and the next one starts from a whole copy.
+        If a change can't be applied the copy would be wrong: the process ends, and the next one starts from a full
+        copy.
         """
         try:
             while (frame := receive(self._feed)) is not None:
@@ -123,7 +124,7 @@ class Replica:
         self.say(Kind.FAREWELL)
 
     async def report(self) -> None:
-        """Say every moment that the event loop is alive, and what can't be stopped."""
+        """Report regularly that the event loop is alive, and what can't be stopped."""
         while True:
             self.freshness.look(self.work.running > 0)
             frontier = self.mirror.frontier
@@ -181,7 +182,7 @@ async def run(feed: socket.socket, local: socket.socket, postgres: socket.socket
 
 
 def places(connections: int) -> tuple[int, int]:
-    """How many connections of the engine's process, and of PostgreSQL clients, there are descriptors for."""
+    """For how many connections of the engine's process, and of PostgreSQL clients, there are descriptors."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if files == resource.RLIM_INFINITY:
         return LOCAL, connections + ENTERING
@@ -194,7 +195,7 @@ def confine(memory_mb: int, connections: int) -> None:
     """Give up what this process does not need: writing files, core dumps, new privileges, more memory than its share.
 
     The address space is bounded well above the resident memory the supervisor watches, because libraries and threads
-    reserve much that they never touch: it stops what grows faster than anyone can look.
+    reserve much that they never touch: it stops what grows faster than the supervisor can react.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
@@ -221,4 +222,4 @@ def main(arguments: list[str]) -> None:
     assert sockets[0] is not None
     assert sockets[1] is not None
     asyncio.run(run(sockets[0], sockets[1], sockets[2]))
-    os._exit(0)  # workers that can't be stopped do not hold it up
+    os._exit(0)  # it does not wait for workers that can't be stopped

@@ -1,4 +1,4 @@
-"""The engine's side of the feed: every merge, as Arrow, to the replica; the whole base first and whenever it fell behind."""
+"""The engine's side of the feed: sends every merge as Arrow, and the whole base first or after falling behind."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tidegate.replica")
 
-PENDING_ROWS = 1_000_000  # beyond this much unsent the whole base is sent instead
+PENDING_ROWS = 1_000_000  # with more than this unsent, the whole base is sent instead
 FRAME_ROWS = 50_000
-SYSTEM = "tidegate_"  # how the relations of system views are called inside
+SYSTEM = "tidegate_"  # internal names of the relations of system views
 
 
 class _Merged(NamedTuple):
@@ -31,38 +31,38 @@ class _Merged(NamedTuple):
 
 
 class Feed:
-    """Hears of merges while it is attached, and turns them into frames when asked for the next one.
+    """Listens to merges while it is attached, and turns them into frames on request.
 
-    Listening costs the merge an append to a queue: the changes are Arrow already. Whoever sends the frames packs them.
-    When the sender can't keep up, the queue is dropped and the next frames are a copy of the whole base: memory is bounded,
-    and a copy is always right.
+    Listening costs the merge an append to a queue: the changes are already Arrow. The sender packs the frames. When it
+    can't keep up, the queue is dropped and the next frames are a copy of the whole base: memory is bounded, and a copy
+    is always right.
     """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._pending: deque[_Merged] = deque()
         self._rows = 0
-        self._stale = True  # the replica needs a whole copy
+        self._stale = True  # the replica needs a full copy
         self._number = 0
         self.news = threading.Condition()
-        self.position = 0  # of the last merge heard of
+        self.position = 0  # of the last merge received
 
     def attach(self) -> None:
-        """Hear of every merge from now on."""
+        """Receive every merge from now on."""
         self._engine.merger.in_background()
         self._engine.database.merge_listeners.append(self._merged)
 
     def hasten(self, refresh_s: float) -> int:
-        """Somebody asks: have a merge at least every ``refresh_s`` seconds. Returns the position that is new enough."""
+        """There are queries: merge at least every ``refresh_s`` seconds. Returns the position that is new enough."""
         try:
             self._engine.merger.merge_if_older(refresh_s)
             self._engine.merger.in_background(refresh_s)
-        except Exception:  # a full disk, or the engine is closing: whoever works is told
+        except Exception:  # a full disk, or the engine is closing: the workload gets the error
             log.debug("no merge for the query replica", exc_info=True)
         return self.position
 
     def rest(self) -> None:
-        """Nobody asks: merges at the replica's pace would be for nobody."""
+        """There are no queries: merges at the replica's pace are not needed."""
         self._engine.merger.in_background()
 
     def detach(self) -> None:
@@ -74,7 +74,7 @@ class Feed:
             self.news.notify_all()
 
     def start_over(self) -> None:
-        """A new replica: it has nothing, and nobody has asked it yet."""
+        """A new replica: it has no data and no queries yet."""
         self.rest()
         with self.news:
             self._stale = True
@@ -110,7 +110,7 @@ class Feed:
             yield from self._delta(merged)
 
     def _whole(self) -> Iterator[bytes]:
-        """The base as it is, in one piece: no merge meanwhile. Work goes on; what it changes is merged after."""
+        """The base as it is, in one piece: no merge runs meanwhile. Work continues, and is merged later."""
         database = self._engine.database
         with self._engine.merger.paused():
             with self.news:

@@ -1,8 +1,8 @@
-"""What travels between the engine's process and the replica: frames of a kind, some facts and a body.
+"""What is sent between the engine's process and the replica: frames of a kind, some facts and a body.
 
     kind (1 byte) · length of the facts (4) · length of the body (8) · facts as JSON · body as Arrow IPC
 
-Both ends are ours and of the same version. Bodies are streams of record batches.
+Both ends are tidegate, of the same version. Bodies are streams of record batches.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Kind(enum.IntEnum):
 
     # engine to replica
     CONFIGURE = 1  # tables, limits, how to serve
-    BEGIN = 2  # a merge: its number and position; ``fresh``: everything follows, forget what you have
-    DELETE = 3  # keys that are gone, or about to be inserted anew
+    BEGIN = 2  # a merge: its number and position; ``fresh``: everything follows, drop what you have
+    DELETE = 3  # keys that are gone, or about to be inserted again
     INSERT = 4
     PUBLISH = 5  # the merge is complete
     VIEW = 6  # one system view, as asked for
@@ -35,11 +35,11 @@ class Kind(enum.IntEnum):
     END = 8  # about to be ended: tell your sessions why
     # replica to engine
     READY = 20
-    ALIVE = 21  # every moment: what it holds and what it can't stop
+    ALIVE = 21  # regularly: what it holds and what it can't stop
     WANT_VIEWS = 22
     FAREWELL = 23
-    AWAKE = 24  # somebody asks: merge at my pace, and say where that is
-    RESTING = 25  # nobody has asked for a while: merge as you like
+    AWAKE = 24  # there are queries: merge at my pace, and report the position
+    RESTING = 25  # no queries for a while: merge as you like
     # a query, both ways
     QUERY = 40
     SCHEMA = 41

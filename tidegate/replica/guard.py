@@ -1,9 +1,9 @@
 """What SQL from outside may say: one statement that reads tables, system views and the catalog, and nothing else.
 
-DuckDB's own parser decides what a text means, so that nothing can look harmless here and be something else there. The
-tree it prints is walked: every relation must be one of ours, every table function one that computes, every function
-none of those that reach settings, variables, files or other SQL. What this does not catch is caught by the locked-down
-database, the read-only transaction and, in the end, the supervisor.
+DuckDB's own parser decides what a text means, so that nothing can look harmless here and mean something else there. The
+tree it prints is walked: every relation must be one of ours, every table function must only compute, and no function
+may reach settings, variables, files or other SQL. What this does not catch is caught by the locked-down database, the
+read-only transaction and, in the end, the supervisor.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Asker:
-    """Who asks. ``tables``: patterns of what it may read, system views as ``tidegate.name``; None: everything."""
+    """Who queries. ``tables``: patterns of what it may read, system views as ``tidegate.name``; None: everything."""
 
     user: str
     tables: tuple[str, ...] | None = None
@@ -84,7 +84,7 @@ class Asker:
 
 
 class Guard:
-    """Checks statements against the relations there are."""
+    """Checks statements against the existing relations."""
 
     def __init__(self, tables: dict[str, str], views: dict[str, str]) -> None:
         """``tables``, ``views``: names in lower case -> as declared."""
@@ -150,7 +150,7 @@ class Guard:
                 what = kind.removesuffix("_NODE").replace("_", " ")
                 raise QueryRefused(f"{what} inside a query: SQL from outside only reads", sqlstate="25006", sql=sql)
             if "sample" in node and not kind.endswith("_NODE") and kind not in SOURCES:
-                raise QueryRefused(f"{kind} is no source that can be queried here", sqlstate="0A000", sql=sql)
+                raise QueryRefused(f"{kind} is not a source that can be queried here", sqlstate="0A000", sql=sql)
             if kind == "BASE_TABLE":
                 self._relation(node, ctes, own, reading, sql)
             elif kind == "SHOW_REF" and not node.get("query"):
@@ -210,7 +210,7 @@ class Guard:
 
 
 def walk(node: Any) -> Iterator[dict[str, Any]]:
-    """Every object in a parsed tree. Not recursive: how deep it is, is up to whoever wrote the SQL."""
+    """Every object in a parsed tree. Not recursive: its depth is up to the author of the SQL."""
     waiting = [node]
     while waiting:
         node = waiting.pop()

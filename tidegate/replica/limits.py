@@ -12,17 +12,19 @@ class Limits:
     """Bounds on the query replica and on every query in it. They hold against hostile SQL: what can't be stopped is killed.
 
     ``timeout_s``: from the first byte of a query's work to its last row handed over; a client may ask for less, never
-    for more. ``grace_s``: how long a query that was told to stop may go on before the replica is killed and restarted.
+    for more. ``grace_s``: how long a query that was told to stop may keep running before the replica is killed and
+    restarted.
     ``memory_mb``: of the replica process, its copy of the tables included; beyond it the replica is killed.
-    ``rows``: of one answer. ``running``: queries at work at the same time, others wait their turn.
-    One user gets all places but one, see :mod:`tidegate.replica.turns`. ``waiting``: queries that one user of the HTTP
-    server may have at work and waiting.
-    ``connections``: open PostgreSQL connections; then the one that has been idle longest makes room. ``idle_s``: how long
-    one may do nothing; ``login_s``: how long it may take to log in, the TLS handshake included.
+    ``rows``: of one answer. ``running``: queries that run at the same time, others wait their turn. One user gets all
+    places but one, see :mod:`tidegate.replica.turns`. ``waiting``: queries that one user of the HTTP server may have
+    running and waiting.
+    ``connections``: open PostgreSQL connections; when all are taken, the longest idle one makes room. ``idle_s``: how
+    long one may do nothing; ``login_s``: how long it may take to log in, the TLS handshake included.
     ``statement_bytes``: the longest SQL text; ``statements``: how many one message may have.
-    ``refresh_s``: how far the replica may lie behind the engine while somebody asks it. A replica that nobody has asked for
-    a while does not hasten merges; the first question after that waits for one.
-    ``history_merges``, ``history_rows``: how many merged states, and how many replaced rows in all, are kept for AS OF.
+    ``refresh_s``: how far the replica may be behind the engine while there are queries. Without queries for a while the
+    replica does not hasten merges; the first query after that waits for one.
+    ``history_merges``, ``history_rows``: how many merged states, and how many replaced rows in total, are kept for AS
+    OF.
     ``threads``: DuckDB's threads in the replica, shared by all queries.
     """
 

@@ -1,4 +1,4 @@
-"""Queries from the engine's own process (its HTTP server): over a local socket, as Arrow. Hanging up cancels."""
+"""Queries from the engine's own process (its HTTP server): over a local socket, as Arrow. Disconnecting cancels."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The replica's own copy of the tables: a DuckDB database in memory, written by the feed, read by everybody else.
+"""The replica's own copy of the tables: a DuckDB database in memory, written by the feed, read by everyone else.
 
 A merge is one DuckDB transaction, so a reader sees the state of one merge, and reads that merge's position in the same
-snapshot. For ``AS OF``, what a merge replaces is kept beside the table: per merge and key the row as it was, or that
-there was none. The state after merge m is then: rows whose key no later merge has touched, and for the others what the
-first later merge found. Queries of the newest state pay nothing for that.
+snapshot. For ``AS OF``, what a merge replaces is kept beside the table: for each merge and key the old row, or the fact
+that there was none. The state after merge m is then: rows whose key no later merge has touched, and for the others what
+the first later merge found. Queries of the newest state do not pay for that.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ FRONTIER_COLUMNS = tuple((name, "BIGINT", True, None) for name in ("number", "po
 
 
 class MergedState(NamedTuple):
-    """A merged state: the number of the merge, the position it stands for, and what it replaced."""
+    """A merged state: the number of the merge, its position, and what it replaced."""
 
     number: int
     position: int
@@ -128,7 +128,7 @@ class Mirror:
         self.connection.execute("SET lock_configuration = true")
 
     def cursor(self) -> duckdb.DuckDBPyConnection:
-        """A connection of its own for one query (a shared one returns wrong results silently)."""
+        """A separate connection for one query (a shared one silently returns wrong results)."""
         with self._copying:
             return self.connection.cursor()
 
@@ -145,7 +145,7 @@ class Mirror:
                 self._writer.execute(f"DELETE FROM {HISTORY}.{quote(table.name)}")
 
     def delete(self, name: str, keys: pa.Table) -> None:
-        """Rows with these keys are gone, or follow anew."""
+        """Rows with these keys are gone, or follow again."""
         table, target = self.tables[name], f"main.{quote(name)}"
         self._show(keys)
         keyed = f"(SELECT {table.cast('d', table.primary_key)} FROM tg_delta d) k"
@@ -202,8 +202,8 @@ class Mirror:
         self._replaced += self._writer.execute(sql).fetchall()[0][0]
 
     def _forget(self, newest: MergedState) -> bool:
-        """Let go of the oldest states when there are too many, or too much is kept for them."""
-        kept = sum(state.rows for state in [*self._states, newest][1:])  # nothing is kept to get behind the oldest
+        """Drop the oldest states when there are too many, or too much is kept for them."""
+        kept = sum(state.rows for state in [*self._states, newest][1:])  # nothing is kept from before the oldest
         before = len(self._states)
         while self._states and (len(self._states) > self._keep or kept > self._keep_rows):
             self._states.popleft()

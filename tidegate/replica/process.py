@@ -28,18 +28,18 @@ if TYPE_CHECKING:
     from tidegate.engine.engine import Engine
 
 START_S = 120.0
-RESTARTED = "57P01"  # SQLSTATE of an answer that the replica did not live to give
+RESTARTED = "57P01"  # SQLSTATE when the replica ended before it answered
 POSITION = b"tidegate.position"  # in the metadata of an answer's schema
 
 Parameters = Sequence[Any] | Mapping[str, Any]
 
 
 class ReplicaProcess:
-    """A process of its own that answers SQL over a copy of the engine's tables, at the position of the last merge.
+    """A separate process that answers SQL over a copy of the engine's tables, at the position of the last merge.
 
     ``pg_port``: also serve the PostgreSQL protocol there (0: any free port, see ``pg_address``; None: not at all).
-    ``passwords``: user -> password; without, every user may read, which is allowed on loopback only.
-    ``tables``: user -> patterns of the tables (and ``tidegate.*`` views) it may read; without, all of them.
+    ``passwords``: user -> password; without them every user may read, which is allowed on loopback only.
+    ``tables``: user -> patterns of the tables (and ``tidegate.*`` views) it may read; without them, all.
     ``tls``: files with the certificate (chain) and its key.
     """
 
@@ -57,7 +57,8 @@ class ReplicaProcess:
         self.limits = limits if limits is not None else Limits()
         if pg_port is not None and passwords is None and not is_loopback(pg_host):
             raise TidegateError(
-                f"the SQL endpoint would listen on {pg_host} for everybody; give passwords (or tokens), or listen on 127.0.0.1"
+                f"the SQL endpoint would be open to everyone who reaches {pg_host}; give passwords (or tokens), or "
+                "listen on 127.0.0.1"
             )
         self._engine = engine
         self._pg = None if pg_port is None else (pg_host, pg_port)
@@ -79,7 +80,7 @@ class ReplicaProcess:
         own(self)
 
     def left_behind(self) -> None:
-        """In a forked child: the folder, with the socket in it, is the parent's to remove."""
+        """In a forked child: the parent removes the folder with the socket."""
         if self._folder is not None:
             self._folder._finalizer.detach()  # type: ignore[attr-defined]
 
@@ -88,7 +89,7 @@ class ReplicaProcess:
     def start(self, timeout_s: float = START_S) -> ReplicaProcess:
         """Start it; returns when it has its copy and answers."""
         if self._supervisor is not None:
-            raise TidegateError("the replica is running already")
+            raise TidegateError("the replica is already running")
         self._engine.check_open()
         self._folder = tempfile.TemporaryDirectory(prefix="tidegate-replica-")
         local = socket.socket(socket.AF_UNIX)
@@ -110,7 +111,7 @@ class ReplicaProcess:
         return self
 
     def stop(self) -> None:
-        """End it. Its sessions are told; the engine goes on."""
+        """End it. Its sessions are notified; the engine continues."""
         if self._supervisor is not None:
             self._supervisor.stop()
             self._supervisor = None
@@ -137,14 +138,14 @@ class ReplicaProcess:
 
     @property
     def position(self) -> int | None:
-        """The position its newest copy stands for, as it said last; None before the first."""
+        """The position of its newest copy, as last reported; None before the first."""
         child = None if self._supervisor is None else self._supervisor.child
         found = None if child is None else child.alive.get("position")
         return None if found is None else int(found)
 
     @property
     def status(self) -> dict[str, Any]:
-        """What it said last of itself: for health checks and metrics."""
+        """Its last report: for health checks and metrics."""
         supervisor = self._supervisor
         child = None if supervisor is None else supervisor.child
         if supervisor is None or child is None:
@@ -182,15 +183,16 @@ class ReplicaProcess:
     ) -> tuple[pa.Schema, AsyncIterator[pa.RecordBatch]]:
         """Answer one SELECT: the schema (its metadata has ``tidegate.position``), then the rows as they come.
 
-        Raises QueryRefused when the statement is not allowed, QueryFailed when it can't be answered. ``row_limit``: so many
-        rows and no more (more than ``Limits.rows`` are an error); ``timeout_s``: less time than allowed, never more.
+        Raises QueryRefused when the statement is not allowed, QueryFailed when it can't be answered. ``row_limit``: at
+        most this many rows (more than ``Limits.rows`` are an error); ``timeout_s``: less time than allowed, never more.
         ``as_of``: a sequence number, see :meth:`position`. ``user``: on whose behalf, for a fair share; ``tables``: what it
         may read. Closing the iterator cancels the query.
         """
         request = _request(sql, parameters, row_limit, timeout_s, as_of, user, tables)
         if self._asking[user] >= self.limits.waiting:
             raise QueryFailed(
-                f"{user!r} has {self.limits.waiting} queries at work or waiting, which is the limit; ask when one is done",
+                f"{user!r} has {self.limits.waiting} queries running or waiting, which is the limit; try again when "
+                "one is done",
                 sqlstate="53400",
             )
         self._asking[user] += 1
@@ -280,7 +282,7 @@ class ReplicaProcess:
             waiting.wait(0.02)
 
     def _patience(self, timeout_s: float | None) -> float:
-        """How long an answer may take to begin: its own time, that of a kill, and that of a restart."""
+        """How long an answer may take to start: its own time, plus that of a kill and a restart."""
         limits = self.limits
         asked = limits.timeout_s if timeout_s is None else min(timeout_s, limits.timeout_s)
         return asked + limits.grace_s + START_S
@@ -306,7 +308,7 @@ class ReplicaProcess:
     def _no_answer(self) -> QueryFailed:
         trouble = None if self._supervisor is None else self._supervisor.last_trouble
         why = f" ({trouble})" if trouble else ""
-        return QueryFailed(f"the query replica ended before it had answered{why}; ask again", sqlstate=RESTARTED)
+        return QueryFailed(f"the query replica ended before it answered{why}; ask again", sqlstate=RESTARTED)
 
 
 def _request(

@@ -1,8 +1,8 @@
-"""Queries at work: opened, stepped and closed on worker threads, stopped when their time is up.
+"""Running queries: opened, stepped and closed on worker threads, stopped when their time is up.
 
-DuckDB releases the interpreter while it works, so the event loop stays free. Stopping a query is asking: DuckDB looks at
-the request now and then, and some work never looks. What is still busy long after it was stopped is reported as overdue,
-and the supervisor in the engine's process ends the replica (see tidegate.replica.supervisor).
+DuckDB releases the interpreter while it works, so the event loop stays free. Stopping a query is a request: DuckDB
+checks for it from time to time, and some work never does. A query that still runs long after that is reported as
+overdue, and the supervisor in the engine's process ends the replica (see tidegate.replica.supervisor).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class Query:
-    """One statement at work, in a read-only transaction of its own: it sees one merged state, at ``position``."""
+    """One running statement, in its own read-only transaction: it sees one merged state, at ``position``."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Query:
         wanted: int | None = None,
         as_of: int | None = None,
     ) -> None:
-        """``wanted``: so many rows and no more; ``row_limit``: more than that many are an error."""
+        """``wanted``: at most this many rows; ``row_limit``: more than this many are an error."""
         self._mirror = mirror
         self._statements = statements
         self._prepared = prepared
@@ -64,7 +64,7 @@ class Query:
         self.busy = False
         self.stopped: QueryFailed | None = None
         self.stopped_at = 0.0
-        self.ended = False  # nobody waits for it any more
+        self.ended = False  # its caller is gone
         self.closed = False
 
     def open(self) -> Query:
@@ -78,12 +78,12 @@ class Query:
             self._cursor.execute("BEGIN TRANSACTION READ ONLY")
             _, self.position, oldest = self._cursor.execute(FRONTIER).fetchall()[0]
             if state is not None:
-                if state.number < oldest:  # forgotten between choosing it and now
+                if state.number < oldest:  # dropped since it was chosen
                     raise QueryFailed(f"AS OF {self._as_of} is not retained any more", sqlstate="22023")
                 self.position = state.position
             self._relation = self._cursor.sql(prepared.sql, params=self._parameters or None)
             if self._relation is None:
-                raise QueryRefused("this statement has no rows to answer", sqlstate="0A000")
+                raise QueryRefused("this statement returns no rows", sqlstate="0A000")
             self.columns, self.types = list(self._relation.columns), types_of(self._relation)
         return self
 
@@ -133,7 +133,7 @@ class Query:
                 pass  # it has ended
 
     def close(self) -> None:
-        """Let go of its snapshot. Not while a step of it runs."""
+        """Release its snapshot. Not while one of its steps runs."""
         self.closed = True
         self._reader = self._relation = None
         cursor, self._cursor = self._cursor, None
@@ -141,12 +141,12 @@ class Query:
             try:
                 cursor.execute("ROLLBACK")
             except duckdb.Error:
-                pass  # it has rolled back by itself
+                pass  # DuckDB has rolled back itself
             cursor.close()
 
 
 class _told:
-    """Errors of DuckDB and Arrow inside become ours; those after a stop become the reason of the stop."""
+    """Turns errors of DuckDB and Arrow into ours; after a stop, into the reason for the stop."""
 
     def __init__(self, query: Query) -> None:
         self._query = query
@@ -190,8 +190,8 @@ class Work:
         row_limit: int | None = None,
         as_of: int | None = None,
     ) -> Query:
-        """A query to open; its time runs from now. It can be given less time than allowed, never more; ``row_limit``: so
-        many rows and no more.
+        """A query to open; its time runs from now. It can be given less time than allowed, never more; ``row_limit``:
+        at most this many rows.
         """
         timeout_s = self._limits.timeout_s if timeout_s is None else min(timeout_s, self._limits.timeout_s)
         rows = self._limits.rows
@@ -207,7 +207,7 @@ class Work:
         return prepared
 
     async def apart(self, asker: Asker, function: Callable[[], T]) -> T:
-        """Read something on a worker: texts can take a while, and the event loop is everybody's."""
+        """Read something on a worker: texts can take a while, and the event loop is shared."""
         await self._turns.take(asker.user)
         mark = object()
         self._preparing[mark] = time.monotonic()
@@ -219,7 +219,7 @@ class Work:
         del self._preparing[mark]
         self._turns.give_back(asker.user)
         if not done.cancelled():
-            done.exception()  # seen: whoever waited may have gone
+            done.exception()  # retrieved: the waiter may be gone
 
     async def step(self, query: Query, function: Callable[[], T]) -> T:
         """Run one step of a query on a worker. A caller that is cancelled leaves a stopped query behind."""
@@ -240,13 +240,13 @@ class Work:
         query.busy = False
         self._turns.give_back(query.user)
         if not done.cancelled():
-            done.exception()  # seen: whoever waited has gone
+            done.exception()  # retrieved: the waiter is gone
         if query.ended:
             self._queries.discard(query)
             query.close()
 
     def end(self, query: Query) -> None:
-        """Done with it, at once or as soon as its step is over."""
+        """Finish it, at once or as soon as its step is over."""
         query.ended = True
         if query.busy:
             query.stop(QueryFailed("the query was closed", sqlstate="57014"))
@@ -259,14 +259,14 @@ class Work:
         return sum(query.busy for query in self._queries)
 
     def overdue_s(self) -> float:
-        """How long the worst query has gone on after it was told to stop."""
+        """How long the worst query has kept running after it was told to stop."""
         now = time.monotonic()
         stopped = [now - q.stopped_at for q in self._queries if q.busy and q.stopped is not None]
         reading = [now - began - self._limits.timeout_s for began in self._preparing.values()]
         return max([*stopped, *reading], default=0.0)
 
     async def watch(self) -> None:
-        """Stop what is out of time, again and again: a request made between two steps of DuckDB is lost."""
+        """Stop what is out of time, repeatedly: a request made between two steps of DuckDB is lost."""
         while True:
             now = time.monotonic()
             for query in list(self._queries):

@@ -31,7 +31,7 @@ class Prepared:
 
 
 class Statements:
-    """Prepares statements, and remembers those it has seen."""
+    """Prepares statements, and caches those it has seen."""
 
     def __init__(self, mirror: Mirror, longest: int) -> None:
         self._mirror = mirror
@@ -52,7 +52,7 @@ class Statements:
             prepared = self._prepare(sql)
         except TidegateError:
             raise
-        except Exception as error:  # what can't be read can't be checked: parsers fail in ways of their own
+        except Exception as error:  # what can't be parsed can't be checked: parsers raise all kinds of errors
             told = (str(error).splitlines() or [""])[0]
             raise QueryRefused(f"this can't be read as a query ({told})", sqlstate="42601", sql=sql) from None
         if len(sql) <= SHORT:
@@ -75,7 +75,7 @@ class Statements:
             cursor.close()
 
     def check_length(self, sql: str) -> None:
-        """QueryRefused for a text that is too long to be read. Goes before everything else that is done with it."""
+        """QueryRefused for a text that is too long to be read. Comes before anything else is done with it."""
         size = len(sql) if len(sql) > self._longest else len(sql.encode(errors="surrogatepass"))
         if size > self._longest:
             raise QueryRefused(
@@ -109,7 +109,7 @@ class Statements:
             reading = self._guard.check(cursor, changed, rewritten=True)
         finally:
             cursor.close()
-        if reading.tables:  # none may be left as it is now
+        if reading.tables:  # none may refer to the current state
             raise QueryRefused("AS OF can't be combined with this form of query", sqlstate="0A000")
         return Prepared(changed, reading, prepared.as_of, True)
 

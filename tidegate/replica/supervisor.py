@@ -1,8 +1,8 @@
 """The engine's side of the replica process: starts it, feeds it, watches it, ends it, starts the next.
 
 A replica that takes more memory than it may, can't stop a query it was told to stop, or does not answer, is killed; its
-sessions are told why, as far as it still can. The engine takes no part: all this runs on threads of its own, and the only
-thing asked of the engine is a merge now and then and, after a start, one reading of the base.
+sessions are told why, as far as it still can. The engine is not involved: all this runs on separate threads, and the
+engine only has to merge from time to time and, after a start, read the base once.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 log = logging.getLogger("tidegate.replica")
 
 LOOK_EVERY_S = 0.05
-SILENCE_S = 15.0  # a replica that says nothing for so long is stuck
+SILENCE_S = 15.0  # a replica that is silent for this long is stuck
 STARTING_S = 120.0  # ... unless it is still reading its first copy
-SEND_S = 30.0  # for what is sent only: it may take longer to start than that, and say nothing meanwhile
+SEND_S = 30.0  # for sending only: it may take longer to start, and is silent meanwhile
 TIMEVAL = struct.Struct("@ll")
 FAREWELL_S = 3.0  # to tell its sessions why it ends
-HURRY_S = 0.3  # ... when it takes more memory every moment
+HURRY_S = 0.3  # ... when its memory keeps growing
 LONGEST_PAUSE_S = 5.0  # between two starts, when it keeps dying
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -79,7 +79,7 @@ class Child:
         self._wanted: deque[tuple[int, list[str]]] = deque()
         self._awoken: deque[tuple[int, int]] = deque()
         self._closing = False
-        self._cut_off = False  # in the middle of a frame: nothing can be said any more
+        self._cut_off = False  # in the middle of a frame: nothing more can be sent
         self._farewell_s = FAREWELL_S
         self._last_words: deque[str] = deque(maxlen=20)
         self._configured = configured
@@ -102,7 +102,7 @@ class Child:
         except OSError as error:
             self._cut_off = True
             if not self._closing:
-                log.warning("the replica takes nothing any more (%s)", error)
+                log.warning("the replica no longer accepts data (%s)", error)
                 self.process.kill()
 
     def _next(self) -> bool:
@@ -139,10 +139,10 @@ class Child:
                         self._wanted.append((frame.facts["request"], frame.facts["views"]))
                         self._feed.news.notify_all()
         except OSError:
-            pass  # it is being ended, or dead: the supervisor sees to it
+            pass  # it is being ended, or dead: the supervisor handles that
 
     def _freshen(self, request: int) -> None:
-        """A merge may take a while, and listening must go on."""
+        """A merge may take a while, and listening must continue meanwhile."""
         position = self._feed.hasten(self._limits.refresh_s)
         with self._feed.news:
             self._awoken.append((request, position))
@@ -156,7 +156,7 @@ class Child:
     # ---- watching and ending
 
     def resident_mb(self) -> float:
-        """Its memory; 0 where the system does not tell."""
+        """Its memory; 0 where the system does not report it."""
         try:
             with open(f"/proc/{self.process.pid}/statm", "rb") as statm:
                 return int(statm.read().split()[1]) * PAGE / (1 << 20)
@@ -169,12 +169,12 @@ class Child:
         code = self.process.poll()
         if code is not None:
             words = " | ".join(self._last_words)
-            return f"it ended by itself (exit code {code}){': ' + words if words else ''}"
+            return f"it ended on its own (exit code {code}){': ' + words if words else ''}"
         if (used := self.resident_mb()) > limits.memory_mb:
             self._farewell_s = HURRY_S
             return f"its queries took more memory than allowed ({used:.0f} of {limits.memory_mb} MB)"
         if (overdue := self.alive.get("overdue_s", 0.0)) > limits.grace_s:
-            return f"a query went on {overdue:.1f} s after it was told to stop"
+            return f"a query kept running {overdue:.1f} s after it was told to stop"
         silence = time.monotonic() - self.heard_at
         if silence > (SILENCE_S if self.ready.is_set() else STARTING_S):
             return f"it did not answer for {silence:.0f} s"
@@ -237,7 +237,7 @@ class Supervisor:
         self._thread.start()
 
     def _run(self) -> None:
-        """Start, watch, end, again. The process is started here: it is told to die with the thread that started it."""
+        """Start, watch, end, repeat. The process is started here: it dies with the thread that started it."""
         pause_s = 0.0
         while not self._stopping.wait(pause_s):
             self.feed.start_over()
@@ -249,7 +249,7 @@ class Supervisor:
                 self._changed.notify_all()
             trouble = self._watch(child)
             if trouble is not None:
-                log.warning("the query replica is restarted: %s", trouble)
+                log.warning("restarting the query replica: %s", trouble)
                 self.last_trouble = trouble
             child.end(f"the query replica is restarted: {trouble}" if trouble else "the server is shutting down")
             lived_s = time.monotonic() - child.started_at
@@ -263,7 +263,7 @@ class Supervisor:
         return None
 
     def wait_ready(self, timeout_s: float) -> bool:
-        """True when a replica is there with its copy."""
+        """True when a replica is running and has its copy."""
         deadline = time.monotonic() + timeout_s
         while (left := deadline - time.monotonic()) > 0 and not self._stopping.is_set():
             child = self.child

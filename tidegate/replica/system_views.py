@@ -1,4 +1,4 @@
-"""System views in the replica: asked from the engine when a query wants them, and not more often than makes sense."""
+"""System views in the replica: fetched from the engine when a query needs them, at a bounded rate."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 from tidegate.errors import QueryFailed
 
-FRESH_S = 0.2  # views this young are shown again: taking them holds the engine's lock for a moment
+FRESH_S = 0.2  # views this young are reused: fetching them holds the engine's lock for a moment
 PATIENCE_S = 10.0
 
 
@@ -37,7 +37,7 @@ class SystemViews:
             await asyncio.wait_for(asyncio.shield(self._asking), PATIENCE_S)
         except TimeoutError:
             raise QueryFailed(
-                "the engine did not answer in time what its system views show; it may be busy. Ask again",
+                "the engine did not answer in time for its system views; it may be busy. Ask again",
                 sqlstate="57014",
             ) from None
 

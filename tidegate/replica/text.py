@@ -1,11 +1,11 @@
-"""Reading SQL text without understanding it: where statements end, and where parameters stand."""
+"""Reading SQL text without understanding it: where statements end, and where parameters are."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
 
-STAND_IN = "tg_parameter"  # what a parameter is called while sqlglot has the statement
+STAND_IN = "tg_parameter"  # the name of a parameter while sqlglot processes the statement
 
 _TOKEN = re.compile(
     r"""
@@ -85,12 +85,12 @@ def parameters(sql: str) -> int:
 
 
 def _number(sql: str, begin: int, end: int) -> int:
-    """Of a parameter; very high ones are all the same, and none is allowed."""
+    """The number of a parameter; very high ones are all treated alike, and none is allowed."""
     return int(sql[begin + 1 : end]) if end - begin < 10 else 10**9
 
 
 def with_parameters(sql: str, written: Callable[[int], str]) -> str:
-    """The text with every ``$n`` written anew."""
+    """The text with every ``$n`` rewritten."""
     parts, place = [], 0
     for kind, begin, end in tokens(sql):
         if kind == "parameter":

@@ -1,4 +1,4 @@
-"""Whose turn it is: so many at work at a time, users one after another, and never all places for one of them."""
+"""Whose turn it is: a limited number run at a time, users in rotation, and never all places for one of them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections import Counter, OrderedDict, deque
 class Turns:
     """``limit`` places. Users that wait get one in turn, each its oldest request first.
 
-    The last free place is for a user who has none: slow queries of one user fill all places but one, and whoever else comes
-    finds that one.
+    The last free place is for a user who has none: slow queries of one user fill all places but one, which is left for
+    another user.
     """
 
     def __init__(self, limit: int) -> None:
@@ -41,7 +41,7 @@ class Turns:
             line = self._waiting.pop(user)
             future = line.popleft()
             if line:
-                self._waiting[user] = line  # at the end: the others first
+                self._waiting[user] = line  # at the end: others first
             if not future.done():  # its client has not gone
                 self._at_work[user] += 1
                 future.set_result(None)

@@ -1,1 +1,1 @@
-"""The SQL shell: where it asks, how it shows answers, and how people type."""
+"""The SQL shell: what it queries, how it shows answers, and the prompt."""

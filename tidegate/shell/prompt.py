@@ -1,4 +1,4 @@
-"""Typing SQL: history, completion, statements over several lines, and a few commands that begin with a dot."""
+"""The prompt: history, completion, statements over several lines, and a few commands that begin with a dot."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _last_word(text: str) -> str:
 
 
 def history() -> History:
-    """Where people keep state; in memory when that place can't be written."""
+    """In the user's state directory; in memory when that can't be written."""
     state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "tidegate"
     try:
         state.mkdir(parents=True, exist_ok=True)
@@ -176,7 +176,7 @@ class Shell:
             case [".timer", "on" | "off" as state]:
                 self._timer = state == "on"
             case _:
-                self._console.print(f"[red]error:[/] {_escaped(' '.join(words))} is no command; .help lists them")
+                self._console.print(f"[red]error:[/] {_escaped(' '.join(words))} is not a command; .help lists them")
         return True
 
     def _describe(self, names: list[str]) -> None:

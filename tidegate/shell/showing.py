@@ -1,4 +1,4 @@
-"""Answers on the screen: as a table for people, or as JSON or CSV for programs."""
+"""Answers on the screen: as a table, or as JSON or CSV for programs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def show(answer: pa.Table, form: Form, console: Console, seconds: float | None =
 
 
 def as_table(answer: pa.Table) -> Table:
-    """The rows as a table for people, numbers to the right."""
+    """The rows as a table, numbers aligned right."""
     table = Table(header_style="bold")
     for field in answer.schema:
         number = pa.types.is_integer(field.type) or pa.types.is_floating(field.type) or pa.types.is_decimal(field.type)

@@ -1,4 +1,4 @@
-"""Where the shell asks: a directory, a PostgreSQL endpoint, or a server over HTTP. All of them answer with Arrow."""
+"""What the shell queries: a directory, a PostgreSQL endpoint, or a server over HTTP. All of them answer with Arrow."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COLUMNS = (
 
 
 class Source(Protocol):
-    """Something that answers SQL. ``note``: what a person should know about it at the start."""
+    """Something that answers SQL. ``note``: what the user should know about it at the start."""
 
     note: str
 

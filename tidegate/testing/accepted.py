@@ -19,12 +19,12 @@ from tidegate.txn.ticket import Ticket
 
 
 def accepted_history(app: App, records: Iterable[Record]) -> tuple[History, int]:
-    """The history that these records (of a whole log, in order) tell of, and its last sequence number."""
+    """The history that these records (of a whole log, in order) describe, and its last sequence number."""
     return _Accepted(app).read(records)
 
 
 def key_place(app: App, stream: str) -> int | None:
-    """Where the key of a keyed stream stands in its rows."""
+    """The place of a keyed stream's key in its rows."""
     key = app.streams[stream].key
     return None if key is None else app.streams[stream].relation.index_of[key]
 
@@ -35,7 +35,7 @@ class _Accepted:
         self._graph = app.graph()
         self._runtime = Runtime(app, self._graph, Database(app.tables.values()))  # to bind the arguments of calls
         self._borders = {s.name: Border(s.relation, s.key) for s in app.streams.values() if s.border}
-        self._origin: dict[int, tuple[Batch, int]] = {}  # sequence -> the batch it stands for, and its first sequence
+        self._origin: dict[int, tuple[Batch, int]] = {}  # sequence -> its batch, and the first sequence of that
         self._history = History()
         self._last = 0
 
@@ -86,7 +86,7 @@ class _Accepted:
 
 
 def _never(_: Ticket, _timeout_s: float | None) -> None:
-    raise AssertionError("tickets of a history are not waited for")
+    raise AssertionError("tickets in a history can't be waited for")
 
 
 _TELLER = Teller(_never)

@@ -1,6 +1,6 @@
-"""What goes on beside the work of an engine: merges in the background, queries, people who look, subscribers.
+"""What happens beside the work of an engine: background merges, queries, status views, subscribers.
 
-None of it may change a result, hold anything up for ever, or see a state that never was.
+None of it may change a result, block anything forever, or see a state that never existed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LOOKED_AT = ("executions", "locks", "streams", "windows", "merges", "tables")
 
 
 class Bystanders:
-    """Threads that merge, ask and listen while others work. Use it in a ``with`` block: it raises what they met.
+    """Threads that merge, query and listen while others work. Use it in a ``with`` block: it raises their errors.
 
     ``never``: queries that must not find a row, in any state that is ever committed. ``pause_s``: between two looks.
     """
@@ -48,7 +48,7 @@ class Bystanders:
         self._stopping.set()
         for thread in self._threads:
             thread.join()
-        self._engine.merger.close()  # from now on nothing moves, and whoever compares can read tables row by row
+        self._engine.merger.close()  # from now on nothing changes, and tables can be compared row by row
         if self._failed and error is None:
             raise self._failed[0]
 

@@ -1,7 +1,7 @@
-"""``tidegate crash-test``: kill an engine again and again; nothing acknowledged may get lost or doubled.
+"""``tidegate crash-test``: kill an engine again and again; nothing acknowledged may be lost or doubled.
 
 parent                               child (dies by SIGKILL: at a random moment, or at a named crash point)
-  │  start ───────────────────────▶   open the directory, go on with the workload
+  │  start ───────────────────────▶   open the directory, resume the workload
   │  ◀── acknowledgements (file) ───  only after ticket.result() or a sync
   │  kill; read the log; start again …
   ▼
@@ -45,7 +45,7 @@ from tidegate.txn.ticket import Ticket
 
 SUBSCRIBER = "crash-test"
 STUCK_AFTER_S = 60.0
-AT_ONCE = 6  # inputs on their way before the child waits for their acknowledgements
+AT_ONCE = 6  # inputs in flight before the child waits for their acknowledgements
 OURS = tuple(name for name in crashpoints.CRASH_POINTS if not name.startswith(("delivery-", "ingestion-")))
 
 
@@ -66,7 +66,7 @@ class Round:
 
 @dataclass
 class Summary:
-    """What many rounds came to."""
+    """The results of many rounds."""
 
     rounds: int = 0
     kills: int = 0
@@ -125,7 +125,7 @@ def subject_of(one: Round) -> Subject:
 
 
 class Child:
-    """Does the steps that are not known to be done; writes down what was acknowledged."""
+    """Does the steps that are not known to be done; records what was acknowledged."""
 
     def __init__(self, one: Round, directory: Path, done: set[int], told: int) -> None:
         self._subject = subject_of(one)
@@ -164,7 +164,7 @@ class Child:
         self.tell(finished=True)
 
     def _send_again(self) -> None:
-        """As a source does that has lost its place: what is sent again must be recognised."""
+        """Like a source that has lost its position: repeats must be recognised."""
         done = [self._steps[number] for number in sorted(self._done)]
         pushes = [s for s in done if isinstance(s, Push) and not self.engine.app.streams[s.stream].awaited]
         for step in pushes[-5:]:
@@ -205,7 +205,7 @@ class Child:
             except BatchError as error:
                 if not self.engine.app.streams[step.stream].awaited:
                     raise
-                if "overtake" not in str(error):  # the deadline's default was there first
+                if "overtake" not in str(error):  # the deadline's default came first
                     self.engine.durable.sync()  # type: ignore[union-attr]
                     self.tell(step=number, refused=True)
                     return
@@ -217,7 +217,7 @@ class Child:
             return
 
     def _acknowledge(self, finish: bool = False) -> None:
-        """Wait for what is on its way; a push that waits for a person is acknowledged as accepted."""
+        """Wait for what is in flight; a push that waits for a person is acknowledged as accepted."""
         give_up = time.monotonic() + STUCK_AFTER_S
         while self._going:
             waiting = []
@@ -246,7 +246,7 @@ class Child:
             self._idle()
             if time.monotonic() > give_up:
                 told = "; ".join(f"{e} {e.reason}" for e in self.engine.scheduler.waiting())
-                raise TidegateError(f"the workload does not come to an end: {told}")
+                raise TidegateError(f"the workload does not finish: {told}")
 
     def _idle(self) -> None:
         self.engine.run_until_idle()
@@ -315,7 +315,7 @@ class Observed:
         self._read = len(lines)
 
     def read_log(self) -> list[str]:
-        """Take in what the log holds now; returns what has changed since it was read last."""
+        """Read what the log holds now; returns what has changed since the last reading."""
         changed = []
         for entry in LogReader(OsFiles(self.directory / "log")):
             known = self.records.setdefault(entry.lsn, entry.record)
@@ -332,7 +332,7 @@ class Observed:
         return {*self.acknowledged, *self.refused, *self.calls()}
 
     def calls(self) -> dict[int, Called]:
-        """Which call of the workload is which in the log: the n-th of its kind is the n-th."""
+        """Match calls of the workload to those in the log: the n-th of its kind is the n-th."""
         held: dict[str, list[Called]] = {}
         for record in self.ordered():
             if isinstance(record, Called):

@@ -1,8 +1,8 @@
 """A disk that loses power, fills up or fails at any operation, from a seed.
 
-Implements the log's :class:`~tidegate.txn.log.files.Files`. What was synced is kept. Of what was not, any
-sector may be kept, be missing (zeros), or be torn at any byte, later ones while earlier ones are gone; a file
-that was being created may not be there.
+Implements the log's :class:`~tidegate.txn.log.files.Files`. What was synced is kept. Of what was not, any sector may be
+kept, be missing (zeros), or be torn at any byte, later ones while earlier ones are gone; a file that was being created
+may be missing.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import random
 
-SECTOR = 64  # small, so that a small log has many
+SECTOR = 64  # small, so that even a small log has many
 
 
 class PowerLoss(BaseException):
@@ -87,7 +87,7 @@ class SimulatedFiles:
     # ---- faults
 
     def operation(self) -> bool:
-        """One more operation; is it the one during which power is lost? What any thread does after that reaches nothing."""
+        """One more operation; is it the one during which power is lost? After that nothing reaches the disk."""
         self.operations += 1
         if self.lose_power_at is None or self.operations <= self.lose_power_at:
             return False
@@ -105,7 +105,7 @@ class SimulatedFiles:
         return sum(len(file.data) for file in self.files.values())
 
     def after_power_loss(self) -> SimulatedFiles:
-        """What a machine finds when it comes up again."""
+        """What a machine finds after the restart."""
         found = SimulatedFiles(self.chance.randrange(1 << 30))
         for name, file in self.files.items():
             found.files[name] = survivor = SimulatedFile(found)
@@ -152,13 +152,13 @@ class SimulatedFile:
         files.lose(lost)
 
     def check_place(self) -> None:
-        """Nobody moves a simulated file."""
+        """A simulated file is never moved."""
 
     def close(self) -> None:
         pass
 
     def survivor(self, chance: random.Random) -> bytearray:
-        """What of this file is there after power was lost."""
+        """What is left of this file after power was lost."""
         size = chance.randint(self.synced, len(self.data))
         found = bytearray(self.data[:size])
         for start in range(self.synced, size, SECTOR):

@@ -15,9 +15,10 @@ START = dt.datetime(2020, 1, 1)
 
 
 def past_the_door(relation: Relation, values: Iterable[Any]) -> Any:
-    """A row as if it had been checked, whatever its values are: for tests of what happens when one gets in all the same.
+    """A row as if it had been checked, whatever its values are: for tests of bad rows that got in anyway.
 
-    From then on the relation takes such rows; ``app.tables["orders"]`` and ``app.streams["orders"].relation`` are relations.
+    From then on the relation accepts such rows; ``app.tables["orders"]`` and ``app.streams["orders"].relation`` are
+    relations.
     """
     relation.trusted.add(relation.row)
     return relation.named(values)
@@ -43,7 +44,7 @@ class ManualClock:
         return self._elapsed_s
 
     def advance(self, seconds: float) -> None:
-        """Let time pass. What an engine does about it shows at its next push, step or ``tick``."""
+        """Let time pass. An engine reacts at its next push, step or ``tick``."""
         if seconds < 0:
             raise ValueError(f"a clock can't go back, got {seconds!r} seconds")
         self._elapsed_s += seconds

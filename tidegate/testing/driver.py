@@ -1,12 +1,11 @@
 """One random, repeatable interleaving: the seeded driver.
 
-It takes the place of an executor's loop. At every step it picks, by its seed, one of the things that could
-happen next: the next input enters, an execution that may run starts, one that has begun runs its next member
-or commits, a decision is answered, a deadline passes, a merge happens, the engine is closed and reopened, a
-halted dataflow goes on. Inside a procedure the same happens at every access to a table, so that bodies
-interleave too.
+It takes the place of an executor's loop. At every step it picks, by its seed, one of the things that could happen next:
+the next input enters, an execution that may run starts, one that has begun runs its next member or commits, a decision
+is answered, a deadline passes, a merge happens, the engine is closed and reopened, a halted dataflow is resumed. Inside
+a procedure the same happens at every access to a table, so that bodies interleave too.
 
-With executor ``"serial"`` or ``"threads"`` the engine runs executions by itself; the driver does the rest.
+With executor ``"serial"`` or ``"threads"`` the engine runs executions itself; the driver does the rest.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ Input = Push | Call
 
 
 class Stuck(TidegateError):
-    """Nothing can happen any more, but something is unfinished."""
+    """Nothing more can happen, but something is unfinished."""
 
 
 class PausingTransaction(Transaction):
@@ -126,7 +125,7 @@ class SeededDriver:
         self._repair = repair
         self._inputs: deque[Input] = deque()
         self._decisions: dict[tuple[str, Any], deque[Push]] = {}
-        self._begun: dict[Execution, Any] = {}  # body run as far as it goes -> the outcome to settle, or PAUSED
+        self._begun: dict[Execution, Any] = {}  # body run as far as possible -> the outcome to settle, or PAUSED
         self._broken: ProcedureFailed | None = None
         self._resumes = 0
         self._take(engine)
@@ -152,7 +151,7 @@ class SeededDriver:
             runtime.begin = begin  # type: ignore[method-assign, assignment]
 
     def _noticing(self, report: Callable[..., None]) -> Callable[..., None]:
-        """Broken invariants must not pass for failing procedures."""
+        """Broken invariants must not look like failing procedures."""
 
         def noticed(txn: Transaction, error: ProcedureFailed, *rest: Any) -> None:
             if isinstance(error.__cause__, (CorruptionError, AssertionError)):
@@ -164,7 +163,7 @@ class SeededDriver:
     # ---- the loop
 
     def run(self, inputs: Iterable[Input]) -> History:
-        """Feed ``inputs`` in order (decisions: at any moment) and go on until all is finished."""
+        """Feed ``inputs`` in order (decisions: at any moment) and continue until everything is finished."""
         for item in inputs:
             self._queue(item)
         while self.step() or self._last_resort():
@@ -205,7 +204,7 @@ class SeededDriver:
         return True
 
     def _outside(self, chance: float) -> bool:
-        """Now and then: a decision comes, deadlines pass, the engine is reopened."""
+        """From time to time: a decision arrives, deadlines pass, the engine is reopened."""
         if chance < self._merges + 0.03:
             return self._answer()
         if chance > 0.995:
@@ -312,7 +311,7 @@ class SeededDriver:
                 table.check(engine.scheduler.open_positions(table.name), commits, trimmed)
 
     def _collect(self) -> None:
-        """Drop versions nobody may read: what a merge does last, without its cost."""
+        """Drop versions that no reader needs: the last step of a merge, without its cost."""
         scheduler, snapshots = self.engine.scheduler, list(self.engine.executor.snapshots)
         with self.engine.lock:
             for table in self.engine.database.tables.values():
@@ -321,7 +320,7 @@ class SeededDriver:
             self._check_tables(trimmed=True)
 
     def _answer(self, asked: bool = False) -> bool:
-        """Deliver a decision; ``asked``: only one that somebody waits for."""
+        """Deliver a decision; ``asked``: only one that an execution waits for."""
         lanes = [lane for lane, waiting in self._decisions.items() if waiting]
         self._random.shuffle(lanes)
         for stream, key in lanes:
@@ -365,7 +364,7 @@ class SeededDriver:
             self.engine.resume(dataflow)
 
     def _reopened(self) -> bool:
-        """Close and open again; what had begun begins again. Not while a call is open."""
+        """Close and open again; what had begun is restarted. Not while a call is open."""
         assert self._reopen is not None
         self._reopens -= 1
         if any(e.batch_id is None for e in self.engine.scheduler.live.values()):

@@ -1,8 +1,8 @@
 """Something goes wrong at one moment of a run, at every moment in turn: the way SQLite tests itself.
 
-A run is made once to count its moments, and then once for each of them, with a fault there. Moments are calls that can fail
-(:class:`FaultyFiles`, :meth:`Faults.around`) or the lines of chosen modules (:class:`Lines`), between any two of which an
-exception from outside may come.
+A run is made once to count its moments, and then once for each of them, with a fault there. Moments are calls that can
+fail (:class:`FaultyFiles`, :meth:`Faults.around`) or the lines of chosen modules (:class:`Lines`), between any two of
+which an exception from outside may arrive.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ Error = Callable[[], BaseException]
 
 
 class Faults:
-    """Counts calls that can fail, and lets one fail: the ``at``-th, or with ``for_good`` that and all behind it.
+    """Counts calls that can fail, and lets one fail: the ``at``-th, or with ``for_good`` that and all later ones.
 
-    ``error``: makes what is raised; None: writes are short. ``after``: the call is made, and then it is raised.
+    ``error``: makes the exception; None: writes are short. ``after``: the call is made, and then the exception is
+    raised.
     """
 
     def __init__(
@@ -134,8 +135,8 @@ Moment = tuple[Place, int]  # a place, and how often it has been passed before
 class Lines:
     """Interrupts this thread at a line of the given source files that it runs inside a ``with`` block.
 
-    ``error``: raised at that line. None: SIGINT comes there, and its handler is called where Python looks for signals next,
-    which is never between the end of a ``with`` block and the release of its lock.
+    ``error``: raised at that line. None: SIGINT arrives there, and its handler is called where Python next checks for
+    signals, which is never between the end of a ``with`` block and the release of its lock.
     """
 
     def __init__(self, files: tuple[str, ...], at: Moment | None = None, error: Error | None = None) -> None:
@@ -144,7 +145,7 @@ class Lines:
         self.error = error
         self.passed: dict[Place, int] = {}
         self.hit = False
-        # sends SIGINT when asked for a key; looking one up is not a call, after which Python would look for signals here
+        # sends SIGINT when a key is looked up; a lookup is not a call, after which Python would check for signals here
         self._signal: defaultdict[Moment, None] = defaultdict(_thread.interrupt_main)
         self._wanted: dict[CodeType, bool] = {}
         self._exits: dict[CodeType, set[int]] = {}

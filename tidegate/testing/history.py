@@ -1,4 +1,4 @@
-"""What happened in one run: what entered the engine, in order, and what it led to."""
+"""What happened in one run: what entered the engine, in order, and what it caused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Lane = tuple[str, Any]  # a stream, and the key of its batches
 
 @dataclass(frozen=True)
 class Entry:
-    """A border batch, or a call, that took its place in the order."""
+    """A border batch or a call, with its place in the order."""
 
     sequence: int
     time: dt.datetime
@@ -90,7 +90,7 @@ class History:
 
 @dataclass
 class Outcome:
-    """Everything the contract is about: two runs of the same history must agree in all of it."""
+    """Everything the contract covers: two runs of the same history must agree in all of it."""
 
     tables: dict[str, dict[Any, Any]] = field(default_factory=dict)
     windows: dict[tuple[str, str, Any], Any] = field(default_factory=dict)
@@ -120,7 +120,7 @@ def outcome_of(runtime: Runtime, journal: Journal, history: History) -> Outcome:
 
 
 def call_result(value: Any, error: TidegateError | None) -> Any:
-    """What a caller got, comparable."""
+    """What a caller got, in comparable form."""
     if error is None:
         return ("returned", value)
     return (type(error).__name__, error.reason if isinstance(error, Aborted) else str(error))

@@ -50,7 +50,7 @@ class OrderViolation(AssertionError):
         self.executor = executor
         self.inputs = inputs
         self.differences = found
-        self.kind = re.split(r"[\[:\d]", found[0])[0]  # what it is about: shrinking must not change the subject
+        self.kind = re.split(r"[\[:\d]", found[0])[0]  # the kind of violation: shrinking must not change it
         self.steps = history.steps
         told = [f"seed {seed}, executor {executor}: not as if run in position order", "", "inputs:"]
         told += [f"  {item}" for item in inputs]
@@ -72,7 +72,7 @@ class Setting:
     reopen: Callable[[Engine], Engine] | None = None
     merges: float = 0.02
     compare_base: bool = True  # merge at the end, and compare what the base then holds
-    never: Sequence[str] | None = None  # with bystanders, who never find a row by these queries; None: without
+    never: Sequence[str] | None = None  # with bystanders, whose queries must never find a row; None: without
 
 
 def run_once(app: App, inputs: Sequence[Input], seed: int, setting: Setting) -> Report:
@@ -99,14 +99,14 @@ def run_once(app: App, inputs: Sequence[Input], seed: int, setting: Setting) -> 
 
 
 def _check_locks() -> None:
-    """On any thread, also where nobody heard of it."""
+    """On any thread, even where the error was not raised to a caller."""
     if mutex.violations:
         told, mutex.violations[:] = mutex.violations[0], []
         raise mutex.OutOfOrder(told)
 
 
 def _let_go(engine: Engine) -> None:
-    """Close without the last merge, which nobody needs."""
+    """Close without the last merge, which is not needed."""
     if engine.directory is not None:
         engine.close()
     else:
@@ -141,7 +141,7 @@ def _compare(app: App, driver: SeededDriver, setting: Setting) -> list[str]:
 
 
 def leftovers(engine: Engine) -> Iterator[str]:
-    """What a finished engine must not hold any more: locks, old versions, snapshots, index entries."""
+    """What a finished engine must no longer hold: locks, old versions, snapshots, index entries."""
     scheduler: Any = engine.scheduler
     for what in ("live", "parked", "halted", "_queues", "_by_batch", "withdrawn"):
         if getattr(scheduler, what):
@@ -193,7 +193,7 @@ def check_order(
 def shrink(
     violation: OrderViolation, run: Callable[[Sequence[Input], int], Any], tries: int, seconds: float = 20.0
 ) -> OrderViolation:
-    """The same kind of violation with as few inputs as can be found: halves, quarters, … single ones go."""
+    """The same kind of violation with as few inputs as can be found: halves, quarters, … single ones are removed."""
     size = max(len(violation.inputs) // 2, 1)
     give_up = time.monotonic() + seconds
     while time.monotonic() < give_up:

@@ -1,8 +1,8 @@
 """The oracle: one execution after another in position order.
 
-No scheduler, no locks, no versions, nothing open: positions are worked out from what entered, sorted, and
-run. A decision is simply there, because the nested transaction stands at *its* position whenever the answer
-came. Everything else is compared with this.
+No scheduler, no locks, no versions, nothing open: positions are computed from what entered, sorted, and run. A decision
+is simply there, because the nested transaction is at *its* position whenever the answer came. Everything else is
+compared with this.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Planned:
 
 
 def plan(graph: Graph, history: History) -> dict[Position, Planned]:
-    """Every execution the batches may cause, by position: that of the last border batch it needs, or of each that
-    brings something to an either-unit.
+    """Every execution the batches may cause, by position: that of the last border batch it needs, or of each that leads
+    to an execution of an either-unit.
     """
     planned: dict[Position, Planned] = {}
     arrived: dict[tuple[str, Any, int], set[str]] = {}
@@ -63,7 +63,7 @@ def plan(graph: Graph, history: History) -> dict[Position, Planned]:
 
 
 class Reference:
-    """Runs a history serially on a database of its own."""
+    """Runs a history serially on its own database."""
 
     def __init__(self, app: App, history: History, database: Database) -> None:
         self.runtime = Runtime(app, app.graph(), database)
@@ -75,7 +75,7 @@ class Reference:
         self._batches: dict[tuple[str, Any, int], Batch] = {
             (e.batch.stream, e.batch.key, e.batch.id): e.batch for e in history.entries if e.batch is not None
         }
-        self._entered: dict[tuple[str, int], Batch] = {  # by the sequence number of what brought them about
+        self._entered: dict[tuple[str, int], Batch] = {  # by the sequence number of what caused them
             (e.batch.stream, e.sequence): e.batch for e in history.entries if e.batch is not None
         }
 

@@ -1,4 +1,4 @@
-"""``tidegate soak``: everything at once for minutes or hours, with kills in between, and then every number is looked at.
+"""``tidegate soak``: everything at once for minutes or hours, with kills in between, and then every number is checked.
 
 parent                                             child, one life after another on the same directory
   │  start ──────────────────────────────────────▶  open, serve, merge every second, keep generations
@@ -8,7 +8,7 @@ parent                                             child, one life after another
   ▼
 verify; each number once, nothing acknowledged is missing, sums agree, subscribers got everything (soak_judge.py)
 
-Whoever makes no step for a minute fails the run, with the stacks of all threads in a file.
+A worker that makes no step for a minute fails the run, with the stacks of all threads in a file.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Progress = Callable[[str, float], None]
 
 @dataclass
 class Summary:
-    """What a soak came to."""
+    """The result of a soak."""
 
     minutes: float = 0.0
     seed: int = 0
@@ -64,14 +64,14 @@ class Summary:
 
 
 class Watch:
-    """Who has not made a step for too long."""
+    """Finds workers that have not made a step for too long."""
 
     def __init__(self, patience_s: float = STUCK_S) -> None:
         self._patience_s = patience_s
         self._seen: dict[str, tuple[int, float]] = {}  # who -> steps, and when that was new
 
     def begin(self, now: float) -> None:
-        """What has been so far does not count: nobody could make a step."""
+        """The time so far does not count: no worker could make a step."""
         self._seen = {who: (steps, now) for who, (steps, _) in self._seen.items()}
 
     def look(self, now: float, beats: Mapping[str, int]) -> list[str]:
@@ -82,7 +82,7 @@ class Watch:
 
 
 class Facts:
-    """What the lives wrote down, read as it grows."""
+    """What the lives have recorded, read as it grows."""
 
     def __init__(self, path: Path, evidence: Evidence) -> None:
         self._path = path
@@ -92,7 +92,7 @@ class Facts:
         self.beats: dict[str, int] = {}
         self.counts: Counter[str] = Counter()  # of lives that are over
         self.resident: list[int] = []
-        self.closed = False  # did the last life end in good order?
+        self.closed = False  # did the last life end cleanly?
         self._now: dict[str, int] = {}  # counts of this life
 
     def next_life(self) -> None:
@@ -195,7 +195,7 @@ class Soak:
 
     @property
     def _over(self) -> bool:
-        """However short it is to be, somebody gets killed."""
+        """However short the run, at least one life is killed."""
         return self.summary.kills > 0 and time.monotonic() >= self._ends
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -220,10 +220,10 @@ class Soak:
     def _wait_for_url(self, child: subprocess.Popen[bytes]) -> None:
         assert child.stdout is not None
         if not select.select([child.stdout], [], [], START_S)[0]:
-            raise self._stuck(child, f"a life did not begin to serve in {START_S:g} s")
+            raise self._stuck(child, f"a life did not start serving within {START_S:g} s")
         url = child.stdout.readline().decode().strip()
         if not url:
-            raise TidegateError(f"a life could not begin (exit code {child.wait()}); see {self._place / 'server.log'}")
+            raise TidegateError(f"a life could not start (exit code {child.wait()}); see {self._place / 'server.log'}")
         self._watch.begin(time.monotonic())
         if self._clients is None:
             self._port = int(url.rpartition(":")[2])
@@ -231,7 +231,7 @@ class Soak:
             self._clients.start()
 
     def _look(self, child: subprocess.Popen[bytes]) -> None:
-        """Is everybody at work? Raises when not."""
+        """Is every worker making progress? Raises when not."""
         self._facts.read()
         clients = self._clients
         failures = [*self._facts.failures, *(() if clients is None else clients.failures)]
@@ -239,7 +239,7 @@ class Soak:
             raise TidegateError("; ".join(failures[:5]))
         if child.poll() is not None:
             raise TidegateError(
-                f"a life ended by itself with exit code {child.returncode}; see {self._place / 'server.log'}"
+                f"a life ended on its own with exit code {child.returncode}; see {self._place / 'server.log'}"
             )
         stuck = self._watch.look(time.monotonic(), {**self._facts.beats, **({} if clients is None else clients.beats)})
         if stuck:
@@ -252,7 +252,7 @@ class Soak:
         try:
             code = child.wait(STUCK_S)
         except subprocess.TimeoutExpired:
-            raise self._stuck(child, f"SIGTERM did not end a life in {STUCK_S:g} s") from None
+            raise self._stuck(child, f"SIGTERM did not end a life within {STUCK_S:g} s") from None
         self._facts.read()
         _kill(child)
         if code != 0 or not self._facts.closed:
@@ -294,7 +294,7 @@ def _kill(child: subprocess.Popen[bytes]) -> None:
 
 
 def _logged_errors(log: Path) -> list[str]:
-    """Nothing in these workloads is an error to whoever runs the server, but that a busy one does not stop in time."""
+    """Nothing in these workloads may be logged as an error, except that a busy server does not stop in time."""
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     serious = [line for line in lines if '"level":"error"' in line or '"level":"critical"' in line]
     return [f"logged: {line[:500]}" for line in serious if "timeout graceful shutdown exceeded" not in line][:5]
@@ -308,8 +308,9 @@ def soak(
     keep: Path | None = None,
     progress: Progress = lambda what, seconds: None,
 ) -> Summary:
-    """Soak for ``minutes``; ``executor`` both: one life serial, the next with threads. ``keep``: a directory for its files,
-    which otherwise are kept only if something was wrong. ``progress`` is called with what goes on, and the seconds so far.
+    """Soak for ``minutes``; ``executor`` both: one life serial, the next with threads. ``keep``: a directory for its
+    files, which otherwise are kept only if something was wrong. ``progress`` is called with what is happening, and the
+    seconds so far.
     """
     if keep is not None:
         keep.mkdir(parents=True, exist_ok=True)

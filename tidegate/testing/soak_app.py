@@ -1,7 +1,7 @@
 """The app of ``tidegate soak``: transfers to a few accounts, so that everything an engine can do is done at the same time.
 
-Who sends numbers what is sent, from 1; amount and account follow from the number. So it can be told at any time what has to
-be there: each number once, and balances that are the sum of it.
+Each sender numbers its transfers from 1; amount and account follow from the number. So it is always known what must be
+there: each number once, and balances that are the sum of them.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from tidegate.streams.windows import window
 from tidegate.txn.transaction import Transaction
 
 ACCOUNTS = 24
-LARGE = 1_000  # from this amount on somebody is asked
-RUN = 4  # transfers of a source to one account before it goes on to another
+LARGE = 1_000  # from this amount on a person is asked
+RUN = 4  # transfers of a source to one account before it moves to another
 SLOTS = 16  # of each account, for its newest amounts
 BURST = 8  # transfers to an account that make one
 DEADLINE_S = 2.0
@@ -29,7 +29,7 @@ SUBSCRIBERS = {
     "remote": "handled",
 }  # durable ones, and what they follow
 NOBODY = "nobody"
-REFUSED = "a deposit is more than nothing"  # the one reason for which anything may be undone
+REFUSED = "a deposit must be more than nothing"  # the only reason for which anything may be aborted
 
 # queries that must not find a row, whenever they are asked
 NEVER = (
@@ -55,7 +55,7 @@ def rows_of(source: str, first: int, count: int) -> list[tuple[int, str, int, in
 
 
 def answer_to(question: Question, who: str) -> bool:
-    """Does ``who`` answer it? Of four questions one is answered here, one there, one by both, and one by nobody."""
+    """Does ``who`` answer it? Of four questions one is answered here, one there, one by both, and one by neither."""
     return (question.key * 31 + question.batch_id) % 4 in {"embedded": (0, 1), "remote": (1, 2)}[who]
 
 
@@ -165,7 +165,7 @@ def _procedures(app: App) -> None:
 
     @app.procedure(inputs="handled", writes=["totals"])
     def add_up(txn: Transaction, handled: Batch) -> None:
-        """Now by DuckDB, now by row: both must do."""
+        """Sometimes by DuckDB, sometimes by row: both must work."""
         before = txn.get("totals", 1)
         if before is not None and handled.id % 4 == 0:
             txn.execute(
@@ -188,11 +188,11 @@ def _calls(app: App) -> None:
 
     @app.procedure(reads=["ledger"])
     def last_number(txn: Transaction, source: str) -> int:
-        """How far a source has come that calls, and so has no position."""
+        """The last number of a source that calls, and so has no position."""
         found = txn.execute("SELECT max(number) FROM ledger WHERE source = ?", source).scalar()
         return 0 if found is None else int(found)
 
     @app.procedure(reads=["accounts", "ledger", "rejected"])
     def audit(txn: Transaction) -> list[str]:
-        """What is wrong at this place in the order: nothing."""
+        """What is wrong at this position: must be nothing."""
         return [str(row) for sql in NEVER for row in txn.execute(sql)]

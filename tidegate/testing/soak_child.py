@@ -1,9 +1,9 @@
-"""One life of a soak: an engine, served over HTTP, and threads that use it in every way there is. It ends by a signal.
+"""One life of a soak: an engine, served over HTTP, and threads that use it in every possible way. It ends by a signal.
 
     python -m tidegate.testing.soak_child '{"directory": …, "facts": …, "stacks": …, "executor": …, "port": 0, "seed": 7}'
 
-Prints its URL when it takes requests. What was acknowledged, and what subscribers got, it adds to the file ``facts``, a JSON
-object a line: what is written is there even if the next thing is a SIGKILL.
+Prints its URL when it accepts requests. It appends what was acknowledged, and what subscribers got, to the file
+``facts``, one JSON object per line: what is written survives a SIGKILL right after.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from tidegate.testing.soak_app import (
 )
 from tidegate.txn.ticket import Ticket
 
-AT_ONCE = 8  # pushes on their way before the first is waited for
+AT_ONCE = 8  # pushes in flight before the first is waited for
 REPORT_S = 0.25
 APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 END_S = 30.0  # for threads, once the engine is closed
-BACKLOG = 400  # batches that may wait for a subscriber: the slow one makes others wait now and then
-SMALL = 60_000  # bytes of log to a generation: there are many
+BACKLOG = 400  # batches that may wait for a subscriber: the slow one makes others wait at times
+SMALL = 60_000  # bytes of log per generation: small, so that there are many
 
 
 class Workers:
-    """The threads of one life. Each works until the engine is closed; what else it meets is a failure."""
+    """The threads of one life. Each works until the engine is closed; any other error is a failure."""
 
     def __init__(self, engine: Engine, facts: int, seed: int) -> None:
         self._engine = engine
@@ -93,7 +93,7 @@ class Workers:
             self.tell(closing=f"{name}: {type(error).__name__}: {error}")
 
     def _goes_on(self, name: str, pause_s: float) -> bool:
-        """A step of ``name`` is done; False when there is to be no other."""
+        """A step of ``name`` is done; False when it was the last."""
         self.beats[name] += 1
         return not self._stopping.wait(pause_s)
 
@@ -114,7 +114,7 @@ class Workers:
             self.tell(ack="feed", number=last)
 
     def push(self, chance: random.Random) -> None:
-        """Batches of a source, several on their way at a time, each acknowledged when all it caused is done."""
+        """Batches of a source, several in flight, each acknowledged when everything it caused is done."""
         last, going = self._engine.position("push") or 0, list[tuple[int, Ticket]]()
         while self._goes_on("push", chance.uniform(0, 0.02)):
             rows = rows_of("push", last + 1, chance.randrange(1, 6))
@@ -156,7 +156,7 @@ class Workers:
                 self._stopping.wait(0.1)
 
     def _result(self, ticket: Ticket) -> Any:
-        """What waits behind a person's decision is done later, with the serial executor by whoever works next."""
+        """What waits for a person's decision is done later; with the serial executor, by the next thread that works."""
         while True:
             try:
                 return ticket.result(1.0)
@@ -172,23 +172,23 @@ class Workers:
                 raise
             self.counts["aborts"] += 1
         else:
-            raise AssertionError("a deposit of nothing was taken")
+            raise AssertionError("a deposit of nothing was accepted")
 
     def answer(self, chance: random.Random) -> None:
-        """Somebody who decides; some questions are left to others, or to the deadline."""
+        """A person who decides; some questions are left to others, or to the deadline."""
         while self._goes_on("answer", chance.uniform(0.02, 0.2)):
             for question in self._engine.questions():
                 if answer_to(question, "embedded"):
                     row = (question.key, question.batch_id % 3 > 0, "embedded")
                     try:
                         self._engine.push("decisions", [row], question.batch_id)
-                    except BatchError:  # somebody else, or the deadline, was there first
+                    except BatchError:  # another answer, or the deadline, came first
                         self.counts["answers that came late"] += 1
 
     # ---- looking
 
     def ask(self, chance: random.Random) -> None:
-        """What must never be seen; all of it can be asked again and again."""
+        """Queries for what must never be seen, asked again and again."""
         while self._goes_on("ask", chance.uniform(0, 0.2)):
             sql = chance.choice(NEVER)
             found = self._engine.query(sql).rows
@@ -196,7 +196,7 @@ class Workers:
             self.counts["queries"] += 1
 
     def look(self, chance: random.Random) -> None:
-        """What people look at while the engine works."""
+        """What operators look at while the engine works."""
         while self._goes_on("look", chance.uniform(0, 0.3)):
             self._engine.query(f"SELECT count(*) FROM tidegate.{chance.choice(LOOKED_AT)}")
             self.counts["queries"] += 1
@@ -211,7 +211,7 @@ class Workers:
                     self.counts["batches followed"] += 1
 
     def dawdle(self, chance: random.Random) -> None:
-        """A subscriber who reads too slowly is told so, and begins again."""
+        """A subscriber that reads too slowly is told so, and starts again."""
         while self._goes_on("dawdle", 0) and not self._engine.closed:
             with self._engine.subscribe("bursts", capacity=4) as following:
                 self._stopping.wait(chance.uniform(0, 1.0))
@@ -228,7 +228,7 @@ class Workers:
         self._take("changes", lambda: 0.0)
 
     def _take(self, name: str, pause_s: Callable[[], float]) -> None:
-        """A durable subscriber: writes down what it got, then acknowledges it."""
+        """A durable subscriber: records what it got, then acknowledges it."""
         seen = Ascending(f"the subscriber {name}")
         subscription = self._engine.subscribe_durably(SUBSCRIBERS[name], name)
         while self._goes_on(name, pause_s()):
@@ -246,7 +246,7 @@ class Workers:
         parent = os.getppid()
         while not self._stopping.wait(REPORT_S):
             self.report()
-            if os.getppid() != parent:  # whoever would have killed us is gone
+            if os.getppid() != parent:  # the parent that would have killed us is gone
                 os._exit(3)
 
     def report(self) -> None:
@@ -261,7 +261,7 @@ class Workers:
 
 
 def _resident() -> int:
-    """Bytes of memory that this process takes; 0 where the system does not say."""
+    """Bytes of memory that this process takes; 0 where the system does not report it."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
@@ -284,7 +284,7 @@ def main(asked: dict[str, Any]) -> None:
         soak_app(), asked["directory"], executor=asked["executor"], merge_every_s=1.0, generation_bytes=SMALL,
         backlog=BACKLOG,
     )  # fmt: skip
-    for name, stream in SUBSCRIBERS.items():  # before any work: they are to get all of it
+    for name, stream in SUBSCRIBERS.items():  # before any work: they must get all of it
         engine.subscribe_durably(stream, name)
     workers = Workers(engine, facts, asked["seed"])
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""The clients of a soak, over HTTP: they live on while the server is killed and started again, as clients do."""
+"""The clients of a soak, over HTTP: they keep running while the server is killed and restarted, as clients do."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from tidegate.errors import (
 )
 from tidegate.testing.soak_app import NEVER, SUBSCRIBERS, Ascending, account_of, amount_of, answer_to, rows_of
 
-RETRY_S = 10.0  # a client's own patience; then it is asked again, with the same offset
+RETRY_S = 10.0  # a client's own timeout; then it retries, with the same offset
 AWAY = (
     ServerError,
     Overloaded,
     EngineClosed,
     StillWaiting,
     QueryFailed,
-)  # what a server that dies and comes again may say
-GONE = (404, 429, 503, None)  # statuses that go with it: 404 is a ticket of a server that has died
+)  # errors that a dying or restarting server may cause
+GONE = (404, 429, 503, None)  # statuses that go with them: 404 is a ticket of a server that has died
 
 
 class Clients:
-    """Threads that push, call, ask, follow and answer. What no server that comes and goes can explain is a failure."""
+    """Threads that push, call, ask, follow and answer. An error that no restart can explain is a failure."""
 
     def __init__(self, url: str, seed: int) -> None:
         self._url = url
@@ -64,7 +64,7 @@ class Clients:
             thread.start()
 
     def stop(self) -> None:
-        """While the server is there still, so that whoever waits for an answer gets it."""
+        """While the server is still running, so that pending requests are answered."""
         self._stopping.set()
         ends = time.monotonic() + 3 * RETRY_S
         for thread in self._threads:
@@ -110,10 +110,10 @@ class Clients:
         self._send(client, "http feed", chance, some)
 
     def _send(self, client: Client, source: str, chance: random.Random, send: Callable[..., None]) -> None:
-        """Where the server says that the source stands is where it goes on; what breaks off is sent again as it was."""
+        """It continues at the position that the server reports; an interrupted request is sent again unchanged."""
         last = client.position(source) or 0
         if last < self.acknowledged.get(source, 0):
-            raise AssertionError(f"{source} stands at {last}, but {self.acknowledged[source]} was acknowledged: lost")
+            raise AssertionError(f"{source} is at {last}, but {self.acknowledged[source]} was acknowledged: lost")
         while self._goes_on(source, chance.uniform(0, 0.1)):
             rows = rows_of(source, last + 1, chance.randrange(1, 9))
             send(rows, source=source, offset=last + len(rows), after=last or None)
@@ -122,7 +122,7 @@ class Clients:
             self.counts[source] += 1
 
     def call(self, client: Client, chance: random.Random) -> None:
-        """A call that broke off may have been carried out: look before the next one."""
+        """An interrupted call may have been carried out: check before the next one."""
         source = "http call"
         last = client.call("last_number", source)
         if last < self.acknowledged.get(source, 0):
@@ -154,7 +154,7 @@ class Clients:
             self.counts["http queries"] += 1
 
     def follow(self, client: Client, chance: random.Random) -> None:
-        """A subscriber without a name: nothing doubled or out of order; what it missed while nobody served, it is told."""
+        """A subscriber without a name: nothing doubled or out of order; it is told what it missed."""
         seen = Ascending("a subscriber over HTTP")
         with client.subscribe("handled") as following:
             while self._goes_on("http follow", 0):
@@ -176,7 +176,7 @@ class Clients:
                     subscription.ack(batches)
 
     def ready(self, client: Client, chance: random.Random) -> None:
-        """Is the server there? Beats only when it says so."""
+        """Is the server ready? Counts a step only when it says so."""
         while not self._stopping.wait(0.5):
             try:
                 got = client.http.get("/ready", timeout=5.0)

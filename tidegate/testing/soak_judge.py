@@ -1,4 +1,4 @@
-"""What a soak comes to: the directory it leaves behind, held against what was acknowledged and what subscribers got."""
+"""Judging a soak: the directory it leaves behind, compared with what was acknowledged and what subscribers got."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tidegate.offline.verify import verify
 from tidegate.testing.soak_app import BURST, DEADLINE_S, LARGE, NEVER, NOBODY, REFUSED, SUBSCRIBERS, soak_app
 
 SHOWN = 5  # of each kind of thing that is wrong
-CALLS = ("call", "http call")  # sources that call: they have no position, and nobody sees their money on a stream
+CALLS = ("call", "http call")  # sources that call: they have no position, and their money appears on no stream
 Got = tuple[Any, int, list[list[Any]]]  # key, batch-id, rows
 
 
@@ -30,7 +30,7 @@ class Evidence:
 
 @dataclass
 class Found:
-    """What the directory holds, and all that is wrong with it."""
+    """What the directory holds, and everything wrong with it."""
 
     rows: int = 0
     approved: int = 0
@@ -41,7 +41,7 @@ class Found:
 
 
 def judge(directory: Path, evidence: Evidence) -> Found:
-    """Verify the (closed) directory, then open it once more and look at every number."""
+    """Verify the (closed) directory, then open it once more and check every number."""
     app, found = soak_app(), Found()
     verified = verify(app, directory)
     found.compared = verified.tables
@@ -77,7 +77,7 @@ def _settled(engine: Engine) -> list[str]:
         engine.tick()
         time.sleep(0.02)
         if time.monotonic() > ends:
-            return [f"does not come to an end: {e} {e.reason}" for e in list(engine.scheduler.waiting())[:SHOWN]]
+            return [f"does not finish: {e} {e.reason}" for e in list(engine.scheduler.waiting())[:SHOWN]]
     return []
 
 
@@ -90,7 +90,7 @@ def _states(engine: Engine) -> list[str]:
 
 
 def _numbers(rows: Iterable[tuple[Any, ...]], acknowledged: Mapping[str, int], engine: Engine) -> list[str]:
-    """Of each source the numbers are 1, 2, 3, … up to at least what was acknowledged, and each is there once."""
+    """The numbers of each source are 1, 2, 3, … up to at least what was acknowledged, each exactly once."""
     numbers: dict[str, list[int]] = {source: [] for source in acknowledged}
     for _, source, number, _ in rows:
         numbers.setdefault(source, []).append(number)
@@ -104,12 +104,12 @@ def _numbers(rows: Iterable[tuple[Any, ...]], acknowledged: Mapping[str, int], e
         if last < acknowledged.get(source, 0):
             wrong.append(f"lost: {source} was acknowledged up to {acknowledged[source]}, and ends at {last}")
         if source not in CALLS and engine.position(source) != (last or None):
-            wrong.append(f"{source} stands at {engine.position(source)}, and its last row is {last}")
+            wrong.append(f"{source} is at {engine.position(source)}, and its last row is {last}")
     return wrong
 
 
 def _sums(engine: Engine, streamed: list[tuple[Any, ...]]) -> list[str]:
-    """What was added up on the way is what there is to add up."""
+    """The running sums equal the sums over the rows."""
     wrong = []
     expected = [(1, len(streamed), sum(row[3] for row in streamed))] if streamed else []
     if (found := _rows(engine, "SELECT id, n, amount FROM totals")) != expected:

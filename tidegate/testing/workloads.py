@@ -48,7 +48,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Outage:
-    """From now on (or, ``over``, no longer) the world outside is down: procedures that call it raise."""
+    """From now on (or, with ``over``, no longer) the outside world is down: procedures that call it raise."""
 
     over: bool = False
 
@@ -57,7 +57,7 @@ Step = Push | Call | Feed | Checkpoint | Outage
 
 
 class World:
-    """What procedures of the ward and the till depend on outside the engine. A serial run finds it up at all times."""
+    """What procedures of the ward and the till depend on outside the engine. In a serial run it is always up."""
 
     down = False
 
@@ -103,9 +103,8 @@ def leaderboard_subject(recovery: str) -> Subject:
 def ward(recovery: str = "weak", deadline_s: float = 0.2) -> App:
     """A small hospital: doctors decide about risky orders, vitals are watched, alarms are counted.
 
-    Its procedures do everything that makes recovery hard: they wait for people, abort, fail while the world
-    outside is down (their dataflow halts) or for good (dead letters), keep windows, and use the transaction's
-    time and chance.
+    Its procedures do everything that makes recovery hard: they wait for people, abort, fail while the outside world is
+    down (their dataflow halts) or for good (dead letters), keep windows, and use the transaction's time and chance.
     """
     app = App("ward", recovery=recovery)  # type: ignore[arg-type]
     app.table(
@@ -220,7 +219,7 @@ def ward_subject(recovery: str) -> Subject:
 
 
 def till(recovery: str = "weak") -> App:
-    """Orders and payments, each with its own rhythm, joined per shop; either of them starts the procedure."""
+    """Orders and payments, each at its own pace, joined per shop; either of them starts the procedure."""
     app = App("till", recovery=recovery)  # type: ignore[arg-type]
     app.table(
         "CREATE TABLE paid (shop INTEGER, number INTEGER, amount INTEGER, PRIMARY KEY (shop, number))",
@@ -323,7 +322,7 @@ def load_subject(address: str) -> Subject:
         made: list[Step] = []
         for item in inputs:
             if isinstance(item, Push) and item.batch_id is None:
-                raise TidegateError(f"crash_workload: {item} needs a batch-id, or nobody can tell whether it was lost")
+                raise TidegateError(f"crash_workload: {item} needs a batch-id, otherwise a loss can't be detected")
             made.append(item)
             if chance.random() < 0.05:
                 made.append(Checkpoint(generation=chance.random() < 0.5))

@@ -1,7 +1,7 @@
 // Waves that sweep like on a bedside monitor, and the trend of window averages against the limit.
 
 const SPAN_S = 8;     // seconds across the screen
-const GAP_S = 0.35;   // darkness in front of the pen
+const GAP_S = 0.35;   // blank space ahead of the pen
 export const RATE = 125;
 const PAP = { scale: 0.01, low: -5, high: 75 };
 const ECG = { scale: 0.001, low: -0.6, high: 1.4 };

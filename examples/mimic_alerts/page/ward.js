@@ -1,4 +1,4 @@
-// The ward: what the feed tells, drawn; what the doctor decides, sent.
+// The ward: draws the feed, and sends the doctor's decisions.
 
 import { RATE, Trace, decode, drawTrend } from "./trace.js";
 
@@ -93,7 +93,7 @@ async function decide(question, give) {
       method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body),
     });
     if (!answer.ok) throw new Error((await answer.json()).error?.message ?? `the server answered ${answer.status}`);
-    answered.add(name);  // a state that is on its way may still ask
+    answered.add(name);  // a state already in flight may still contain the question
     state.questions = state.questions.filter((other) => nameOf(other) !== name);
   } catch (error) {
     trouble.set(name, error.message);
@@ -117,7 +117,7 @@ function showQuestions() {
   for (const question of questions) renew(question, cards.get(nameOf(question)));
 }
 
-const nobody = make("p", { class: "none" }, "Nobody waits for a decision.");
+const nobody = make("p", { class: "none" }, "No decision is pending.");
 
 // A card stays the same element for as long as its question is open: a click is not lost when a state arrives in the middle of it.
 function card(question) {
@@ -169,7 +169,7 @@ function showEvents() {
     make("td", {}, time(event.at)), make("td", {}, shortOf(event.patient)), make("td", {}, event.drug),
     make("td", {}, event.dose == null ? "" : `${event.dose} ${event.unit ?? ""}`),
     make("td", { class: `origin-${event.origin}` }, event.until ? `${event.origin}, infusion` : event.origin))));
-  if (!state.events.length) byId("events").append(make("tr", {}, make("td", { colspan: 5, class: "dim" }, "Nothing was given yet.")));
+  if (!state.events.length) byId("events").append(make("tr", {}, make("td", { colspan: 5, class: "dim" }, "Nothing has been given yet.")));
   known = new Set(names);
 }
 
@@ -183,7 +183,7 @@ function showWaits() {
   }
   const open = state.questions.map((question) => make("p", { class: "open" }, make("b", {}, question.unit), ` of ${bedOf(question.patient)} waits for a person, and holds its part of MedEvents.`));
   const lines = [...groups.values()].map((group) => make("p", {}, "Behind it: ", ...[...group.units].flatMap(([unit, positions], i) => [i ? ", " : null, make("b", {}, unit), positions.size > 1 ? ` ×${positions.size}` : null]), ` (${bedOf(group.patient)}, behind ${group.held_by} at ${group.behind})`));
-  byId("waits").replaceChildren(...(open.length + lines.length ? [...open, ...lines] : [make("p", { class: "none" }, "Nobody waits.")]));
+  byId("waits").replaceChildren(...(open.length + lines.length ? [...open, ...lines] : [make("p", { class: "none" }, "No one is waiting.")]));
 }
 
 function showNews() {
@@ -197,7 +197,7 @@ function showHead() {
   byId("safety").textContent = wrong
     ? `unsafe: ${state.safe.doubled} double doses, ${state.safe.clashing} interactions, ${state.safe.repeated} repeated, ${state.safe.misapplied} misapplied`
     : "safe: no double dose, no interaction, every alert and decision once";
-  byId("pause").textContent = state.ended ? "Ended" : state.paused ? "Go on" : "Pause";
+  byId("pause").textContent = state.ended ? "Ended" : state.paused ? "Resume" : "Pause";
   byId("pause").disabled = state.ended;
   byId("connection").className = state.failed ? "pill bad" : state.ended ? "pill" : state.paused ? "pill warn" : "pill good";
   byId("connection").title = state.failed ?? "";
@@ -269,7 +269,7 @@ function frame(now) {
     const target = newest - Math.max(0.3, 0.25 * speed);
     if (play === null || Math.abs(target - play) > 3 + speed) play = target;
     else play = Math.min(newest, play + passed * speed * (1 + 0.5 * Math.max(-0.8, Math.min(1, target - play))));
-    for (const bed of beds.values()) bed.trace.draw(Math.min(play, newest));  // what is drawn already is not drawn again
+    for (const bed of beds.values()) bed.trace.draw(Math.min(play, newest));  // what is already drawn is not drawn again
   }
   lastFrame = now;
   requestAnimationFrame(frame);

@@ -1,6 +1,6 @@
 """Aggregates over a window's rows. NULLs do not count, as in SQL; over no values the result is NULL (a count is 0).
 
-Each can be worked out from its panes: some from a few numbers per pane (``fields``), the others from
+Each can be computed from its panes: some from a few numbers per pane (``fields``), the others from
 a summary of each pane's values.
 """
 
@@ -104,7 +104,7 @@ class Aggregate(ABC):
 NUMBERS = frozenset({"integer", "float", "decimal"})
 PLAIN_NUMBERS = frozenset({"integer", "float"})
 DIGITS = Context(prec=60)  # enough to add up any DECIMAL exactly
-NAN = float("nan")  # as a key of a dictionary, always this one
+NAN = float("nan")  # as a dictionary key, always this one
 
 
 def _held(dtype: np.dtype[Any]) -> str:
@@ -133,7 +133,7 @@ class Count(Aggregate):
 
 
 class _OverValues(Aggregate):
-    """Keeps how many values there are besides a field of its own."""
+    """Keeps the number of values beside its own field."""
 
     field: type[Field]
 
@@ -195,7 +195,8 @@ class Sum(Aggregate):
     def _fitting(self, total: Any) -> Any:
         if isinstance(total, int) and not -(2**63) <= total < 2**63:
             raise DataError(
-                f"{self!r} is {total}, too large for a BIGINT; make the stream's column a DOUBLE, or add up smaller units",
+                f"{self!r} is {total}, too large for a BIGINT; make the stream's column a DOUBLE, or sum in a larger "
+                "unit",
                 column=self.column,
             )
         return total
@@ -253,7 +254,7 @@ class Max(_OverValues):
 
 
 def _ordered(value: Any) -> tuple[bool, Any]:
-    """Sorts as SQL does: NaN behind every number."""
+    """Sorts as SQL does: NaN after every number."""
     return (True, 0.0) if value != value else (False, value)
 
 
@@ -353,7 +354,7 @@ class Quantile(Aggregate):
     """The ``q``-quantile, interpolated between neighbours, as SQL's ``quantile_cont``.
 
     With ``error`` it is one of the values, whose rank is off by at most ``error`` times their number; each pane then
-    needs room for about 1/(2·error) of its values only.
+    keeps only about 1/(2·error) of its values.
     """
 
     families = PLAIN_NUMBERS

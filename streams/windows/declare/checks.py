@@ -8,7 +8,7 @@ from tidegate.streams.windows.declare.kinds import WindowSpec
 
 
 def check_columns(spec: WindowSpec, relation: Relation, what: str) -> None:
-    """The columns a window names are there, and of a type that fits."""
+    """The columns that a window names exist and have fitting types."""
     until = spec.until if isinstance(spec.until, str) else None
     named = [("on", spec.on), ("source", spec.source), ("punctuation", spec.punctuation), ("close or until", until)]
     computed = () if spec.compute is None else spec.compute.columns(relation)
@@ -25,8 +25,8 @@ def check_columns(spec: WindowSpec, relation: Relation, what: str) -> None:
         kind = relation.column(name).type
         if not kind.hashable_key:
             raise DeclarationError(
-                f"{what}: by names {name}, which is {kind}; whether two of its values are the same is not clear enough to group "
-                f"by. Emit a whole number or a text instead"
+                f"{what}: by names {name}, which is {kind}; equality of its values is not well enough defined to "
+                "group by. Emit a whole number or text instead"
             )
     if spec.on is None:
         return

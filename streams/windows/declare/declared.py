@@ -1,4 +1,4 @@
-"""Windows and joins alike: what a declared one reads, holds and shows."""
+"""What declared windows and joins have in common: what they read, hold and show."""
 
 from __future__ import annotations
 

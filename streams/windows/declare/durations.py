@@ -39,13 +39,13 @@ def microseconds(given: str | dt.timedelta) -> int:
         place = match.end()
     if place != len(given) or not given.strip():
         raise DeclarationError(
-            f"{given!r} is no length of time; write for example '10s', '250ms', '1m 30s' or a timedelta"
+            f"{given!r} is not a length of time; write for example '10s', '250ms', '1m 30s' or a timedelta"
         )
     return round(total)
 
 
 def described(us: int) -> str:
-    """A length of time for people.
+    """A length of time in words.
 
     >>> described(1_500_000), described(60_000_000), described(250)
     ('1.5s', '1m', '250us')

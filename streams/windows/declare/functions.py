@@ -1,4 +1,4 @@
-"""What is worked out for each window: aggregates, or a function of the user.
+"""What is computed for each window: aggregates, or a user's function.
 
 A function gets an :class:`Extent` (numpy columns, rows, Arrow) and returns a row for each result: a value, a tuple, a
 dict, a list of those, or None for no row.
@@ -82,7 +82,7 @@ class Extent:
 
 
 class Function:
-    """Base: something that makes rows of a window. ``decomposable``: it can be worked out pane by pane."""
+    """Base: something that makes rows of a window. ``decomposable``: it can be computed pane by pane."""
 
     decomposable = False
     by: tuple[str, ...] = ()
@@ -104,7 +104,7 @@ class Function:
         raise NotImplementedError
 
     def combine(self, panes: Sequence[Any]) -> Any:
-        """The result for a window, from what its panes gave, in order."""
+        """The result for a window, from the results of its panes, in order."""
         raise NotImplementedError
 
 
@@ -119,8 +119,8 @@ class Aggregates(Function):
         for name, aggregate in named.items():
             if not isinstance(aggregate, Aggregate):
                 raise DeclarationError(
-                    f"compute= gives {aggregate!r} for {name!r}, which is no aggregate; take one from tidegate.windows, "
-                    f"or give a function with whole(), decomposed() or incremental()"
+                    f"compute= gives {aggregate!r} for {name!r}, which is not an aggregate; take one from "
+                    "tidegate.windows, or give a function with whole(), decomposed() or incremental()"
                 )
         self.named = dict(named)
         self.by = by
@@ -181,7 +181,7 @@ class Whole(_Written):
 
 
 class Decomposed(_Written):
-    """A function of what each pane gave: ``pane(extent)`` once per pane, ``combine(panes)`` once per window."""
+    """A function of the results of the panes: ``pane(extent)`` once per pane, ``combine(panes)`` once per window."""
 
     decomposable = True
 

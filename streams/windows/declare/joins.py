@@ -1,8 +1,8 @@
-"""Joins of two streams: which rows belong together, and when a result comes out.
+"""Joins of two streams: which rows match, and when a result is emitted.
 
 Below, l is a row of the left stream with time τl (``left_time``), r one of the right stream with time τr; their keys are
 the values of the columns in ``on``. NULL equals nothing. Each side has a watermark: its largest time so far, minus
-``delay``. A row whose time lies before the watermark of its own side, as it was when the row came, is late.
+``delay``. A row whose time is before the watermark of its own side when it arrives is late.
 
 **interval** (``within=D``): l and r match when their keys are equal and |τl − τr| ≤ D; with ``within=(B, A)``, when
 τl − B ≤ τr ≤ τl + A::
@@ -24,11 +24,11 @@ the joint watermark has gone past T, in the order of T; of equal T, matches firs
 times, and of equal times in their streams' order. So the results, and their order, do not depend on how the two streams
 are interleaved, or cut into batches, or shuffled within ``delay`` (rows of one stream with equal times excepted).
 
-**best effort**: a match comes out with its second row. The clock is the *larger* watermark: nobody waits for the slower
-stream. When the clock has gone past the last instant at which a partner could have its time, a row is forgotten; if it
-found none, and ``how`` asks for it, it comes out then. What is not guaranteed: a match whose rows come further apart than
-that is missed (and the first of them told as a row without match), results are in the order of arrival, and all of it
-depends on how the streams are interleaved.
+**best effort**: a match comes out with its second row. The clock is the *larger* watermark: no side waits for the
+slower stream. When the clock has gone past the last instant at which a partner could have its time, a row is forgotten;
+if it found none, and ``how`` includes such rows, it is emitted then. What is not guaranteed: a match whose rows come
+further apart than that is missed (and the first of them may be emitted as a row without a match), results are in the
+order of arrival, and all of it depends on how the streams are interleaved.
 """
 
 from __future__ import annotations
@@ -81,12 +81,12 @@ class JoinSpec:
 
     @property
     def stream(self) -> str:
-        """The streams, for people."""
+        """The streams, in words."""
         return f"{self.left}, {self.right}"
 
     @property
     def outer(self) -> tuple[bool, bool]:
-        """Do rows without a match come out, on the left and on the right?"""
+        """Are rows without a match emitted, on the left and on the right?"""
         return self.how != "inner", self.how == "full"
 
     def last_instant(self, side: int, times: Any) -> Any:
@@ -130,14 +130,15 @@ def join(
     mode: Mode = "coordinated",
     select: Sequence[str] | Mapping[str, str] | None = None,
 ) -> JoinSpec:
-    """Declare a join of two input streams, for ``windows=``; the module's text defines what comes out, and when.
+    """Declare a join of two input streams, for ``windows=``; the module's docstring defines what is emitted, and when.
 
     ``on``: the columns whose values must be equal: a name that both have, several, or ``{left: right}``; without it, time
     alone decides. ``left_time``, ``right_time``: the columns with the rows' times (TIMESTAMP, DATE or integer, NOT NULL).
     Give ``within``, one length or (before, after), or ``time`` and perhaps ``slide``.
-    ``delay``: how much later than its successors on its own stream a row may come; ``late``: what to do with one that comes
-    later still: ``drop`` it (counted, and kept in ``tidegate.late_rows``), ``adjust`` its time to the watermark, or
-    ``raise``, which aborts the batch. ``idle``: a stream silent for longer than this no longer holds up a coordinated join.
+    ``delay``: how much later than its successors on its own stream a row may come; ``late``: what to do with one that
+    comes later still: ``drop`` it (counted, and kept in ``tidegate.late_rows``), ``adjust`` its time to the watermark,
+    or ``raise``, which aborts the batch. ``idle``: a stream silent for longer than this no longer delays a coordinated
+    join.
     ``select``: the result's columns, by name or as ``{name: column}``; a column is ``name``, or ``stream.name`` where both
     have it. Without it: those of both, ``stream_name`` where both have the name; columns joined on by one name appear once.
 
@@ -174,7 +175,9 @@ def join(
     wait = 0 if delay is None else lengths.of("delay", delay, low=0)
     if mode == "best_effort":
         if idle is not None:
-            raise DeclarationError(f"{what}: with mode='best_effort' nobody waits for a silent stream; leave out idle=")
+            raise DeclarationError(
+                f"{what}: with mode='best_effort' no side waits for a silent stream; leave out idle="
+            )
         if how != "inner" and time is not None:
             raise DeclarationError(
                 f"{what}: with mode='best_effort', how={how!r} needs within=; in windows only mode='coordinated' can tell "
@@ -204,7 +207,7 @@ def _selected(select: Sequence[str] | Mapping[str, str] | None, what: str) -> tu
 
 
 def check_join(spec: JoinSpec, left: Relation, right: Relation, what: str) -> None:
-    """The columns a join names are there, and of types that fit."""
+    """The columns that a join names exist and have fitting types."""
     named = [(spec.left_time, left), (spec.right_time, right)]
     for one, other in spec.on:
         named += [(one, left), (other, right)]

@@ -52,14 +52,14 @@ previous trigger by more than S. It holds the tuples up to the trigger with δ �
     session 0             [───────)··│
     session 1                                 [───────
 
-**landmark** (``landmark=R``): grows from iR on and begins anew at (i+1)R; fires every S (R is a multiple of S): w holds
+**landmark** (``landmark=R``): grows from iR on and restarts at (i+1)R; fires every S (R is a multiple of S): w holds
 those with ⌊wS/R⌋R ≤ x < (w+1)S, x being τ when ``on=`` or a length of time is given, else i::
 
     R = 6, S = 2      i   0 1 2 3 4 5 6 7 8
     window 0              ───
     window 1              ───────
     window 2              ───────────
-    window 3                          ───              begun anew
+    window 3                          ───              restarted
 
 **punctuated** (``until=``): ends with (and includes) each row for which ``until`` is true::
 
@@ -187,17 +187,17 @@ def window(
     max_delay: Duration | None = None,
 ) -> WindowSpec:
     """Declare a window over ``stream``; give exactly one of ``count``, ``batches``, ``time``, ``delta``, ``session``,
-    ``landmark``, ``until``. The module's text defines each kind.
+    ``landmark``, ``until``. The module's docstring defines each kind.
 
     ``slide``: in the unit of the range; ``slide_rows`` with ``time``, ``slide_time`` with ``count``: in the other one.
     ``on``: the column with the rows' time (TIMESTAMP, DATE or integer, NOT NULL), or δ of a delta window. Without it,
     time is when the batch entered the engine. ``by``: one sequence of windows per value of these columns.
-    ``delay``: how much later than its successors a row may come; it waits in a reorder buffer that long. ``late``: what
-    to do with one that comes later still: ``drop`` it (counted, and kept in ``tidegate.late_rows``), ``adjust`` its time
-    to the watermark, or ``raise``, which aborts the batch. ``source``: a column; the watermark follows the slowest of its
-    values, except those silent for longer than ``idle``. ``punctuation``: a BOOLEAN column; a row where it is true is no
-    data but says that no earlier row will follow (of its source).
-    ``compute``: what to work out for each window that fires: aggregates by name, a function, or
+    ``delay``: how much later than its successors a row may arrive; rows wait that long in a reorder buffer. ``late``:
+    what to do with one that comes later still: ``drop`` it (counted, and kept in ``tidegate.late_rows``), ``adjust``
+    its time to the watermark, or ``raise``, which aborts the batch. ``source``: a column; the watermark follows the
+    slowest of its values, except those silent for longer than ``idle``. ``punctuation``: a BOOLEAN column; a row where
+    it is true is not data but says that no earlier row will follow (from its source).
+    ``compute``: what to compute for each window that fires: aggregates by name, a function, or
     ``SELECT … FROM window GROUP BY …``. ``pattern``: how to do it in parallel. ``backend``: where: on this machine
     (``local``), on ``spark``, or wherever it is measured to be faster (``auto``); default: what the engine is opened with.
     The latter two look ahead: windows of batches that wait are evaluated together, so the first of them gets its result up
@@ -315,7 +315,7 @@ def _range_and_slide(
     interval, every = lengths.of("landmark", size), lengths.of("slide", step)
     if interval % every:
         raise DeclarationError(
-            f"{what}: landmark={size!r} is no multiple of slide={step!r}: it would begin anew inside a slide"
+            f"{what}: landmark={size!r} is not a multiple of slide={step!r}: it would restart inside a slide"
         )
     return "landmark", interval, every
 
@@ -344,7 +344,7 @@ def _refuse_contradictions(spec: WindowSpec) -> None:
         raise DeclarationError(f"{what}: delta= needs on=, the column whose difference counts")
     if spec.kind == "batches" and spec.on is not None:
         raise DeclarationError(
-            f"{what}: windows of whole batches follow arrival, not the time in a column; leave out on="
+            f"{what}: windows of whole batches follow the order of arrival, not the time in a column; leave out on="
         )
     if len(set(spec.by)) < len(spec.by):
         raise DeclarationError(f"{what}: by= names a column twice: {', '.join(spec.by)}")
@@ -356,11 +356,12 @@ def _refuse_contradictions(spec: WindowSpec) -> None:
                 raise DeclarationError(f"{what}: {name}= is about event time; name its column with on=")
     if spec.idle_us is not None and spec.source is None:
         raise DeclarationError(
-            f"{what}: idle= says when a source no longer holds the watermark; name the column with source="
+            f"{what}: idle= says when a source no longer holds back the watermark; name the column with source="
         )
     if spec.by_time and spec.on is None and not spec.timed:
         raise DeclarationError(
-            f"{what}: without on= time is when the batch came in; give lengths of time ('10s') or name an integer column with on="
+            f"{what}: without on=, time is when the batch was accepted; give lengths of time ('10s') or name an "
+            "integer column with on="
         )
 
 

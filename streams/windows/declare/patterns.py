@@ -14,11 +14,11 @@ pattern                  what one worker does                                   
 =======================  =====================================================================  =====================
 
 ``KeyFarm`` and ``WindowFarm`` can have a ``PaneFarm`` or a ``WindowMapReduce`` in the place of each worker:
-``KeyFarm(PaneFarm(workers=2), workers=3)`` has 3 × 2 workers. Workers are *agnostic*: whoever is free gets whole extents.
-With ``active=True`` it is settled when a row arrives whose it is (by key, or window number modulo n), which only kinds
-allow where a row's windows are known on arrival.
+``KeyFarm(PaneFarm(workers=2), workers=3)`` has 3 × 2 workers. Workers are *agnostic*: any free worker gets whole
+extents. With ``active=True`` a row is assigned to its worker on arrival (by key, or window number modulo n), which
+works only for kinds where a row's windows are known on arrival.
 
-Workers may be threads or processes, so a function has to depend on its window alone, and must not change it.
+Workers may be threads or processes, so a function must depend on its window alone, and must not change it.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class _Inner(Pattern):
     def __post_init__(self) -> None:
         if isinstance(self.workers, Pattern):
             raise DeclarationError(
-                f"{type(self).__name__}({self.workers}) is no nesting there is: a pattern goes into KeyFarm or WindowFarm, "
-                f"for example KeyFarm({type(self).__name__}(workers=2), workers=2)"
+                f"{type(self).__name__}({self.workers}) is not a possible nesting: a pattern goes into KeyFarm or "
+                f"WindowFarm, for example KeyFarm({type(self).__name__}(workers=2), workers=2)"
             )
         _positive(self, self.workers)
 
@@ -109,7 +109,7 @@ class _Farm(Pattern):
                 if isinstance(self.inner, Sequential)
                 else f"inside {name} there can be PaneFarm or WindowMapReduce"
             )
-            raise DeclarationError(f"{name}({self.inner}) is no nesting there is; {remedy}")
+            raise DeclarationError(f"{name}({self.inner}) is not a possible nesting; {remedy}")
         _positive(self, self.workers)
 
     def __repr__(self) -> str:
@@ -152,7 +152,7 @@ def has_panes(spec: WindowSpec) -> bool:
 
 
 def default_pattern(spec: WindowSpec, function: Function, workers: int) -> Pattern:
-    """For a window that names none. It has the same state under each of them, so that a checkpoint fits."""
+    """For a window that names none. Its state is the same under every pattern, so a checkpoint always fits."""
     if workers == 1:
         return Sequential()
     return PaneFarm(workers) if function.decomposable and has_panes(spec) else WindowFarm(workers=workers)
@@ -169,20 +169,21 @@ def check(pattern: Pattern, spec: WindowSpec, function: Function, keyed: bool = 
         )
     if isinstance(pattern, KeyFarm) and not spec.by and not keyed:
         raise DeclarationError(
-            f"{what} divides by key, but there is none; name its columns with by=, or take WindowFarm"
+            f"{what} divides by key, but there is none; name the key columns with by=, or use WindowFarm"
         )
     if isinstance(pattern.core, (PaneFarm, WindowMapReduce)) and not function.decomposable:
         raise DeclarationError(
-            f"{what} works out parts of a window and combines them, but {function!r} can't be decomposed; give aggregates or "
-            f"decomposed(pane, combine), or take {'KeyFarm or WindowFarm' if spec.by or keyed else 'WindowFarm'}"
+            f"{what} computes parts of a window and combines them, but {function!r} can't be decomposed; give "
+            "aggregates or decomposed(pane, combine), or use "
+            f"{'KeyFarm or WindowFarm' if spec.by or keyed else 'WindowFarm'}"
         )
     if isinstance(pattern.core, PaneFarm) and not has_panes(spec):
         raise DeclarationError(
-            f"{what} needs panes, but where a {kind} window begins depends on its rows, so there are none; take WindowMapReduce, "
-            f"or a window by count, batches, time or landmark"
+            f"{what} needs panes, but where a {kind} window begins depends on its rows, so there are none; use "
+            "WindowMapReduce, or a window by count, batches, time or landmark"
         )
     if pattern.active and not has_panes(spec):
         raise DeclarationError(
             f"{what} gives rows to workers as they arrive, but which windows a row of a {kind} window is in is known only "
-            f"later; leave out active=True: then whoever is free gets whole windows"
+            f"later; leave out active=True: then any free worker gets whole windows"
         )

@@ -40,9 +40,9 @@ def aggregates_of(sql: str, by: tuple[str, ...]) -> Aggregates:
     try:
         select = sqlglot.parse_one(for_sqlglot(sql), dialect="duckdb")
     except sqlglot.ParseError as error:
-        raise StatementError(f"compute= is no SQL: {error}", sql=sql) from None
+        raise StatementError(f"compute= is not valid SQL: {error}", sql=sql) from None
     if not isinstance(select, exp.Select):
-        raise _refused(sql, "it is no SELECT")
+        raise _refused(sql, "it is not a SELECT")
     source = select.args.get("from_") or select.args.get("from")
     if source is None or not isinstance(source.this, exp.Table) or source.this.name != "window":
         raise _refused(sql, "it must read FROM window, which stands for the rows of one window")
@@ -53,7 +53,7 @@ def aggregates_of(sql: str, by: tuple[str, ...]) -> Aggregates:
     ]
     if extra:
         raise _refused(
-            sql, f"{extra[0].upper().rstrip('_')} has no place in it; filter and order the results in the procedure"
+            sql, f"{extra[0].upper().rstrip('_')} is not allowed in it; filter and order the results in the procedure"
         )
     group = select.args.get("group")
     grouped = tuple(_column(sql, item) for item in group.expressions) if group is not None else ()
@@ -97,13 +97,14 @@ def _aggregate(sql: str, item: exp.Expression) -> a.Aggregate:
 def _column(sql: str, item: Any) -> str:
     if not isinstance(item, exp.Column):
         raise _refused(
-            sql, f"{item.sql(dialect='duckdb')} is no plain column; compute it in the procedure that emits the stream"
+            sql,
+            f"{item.sql(dialect='duckdb')} is not a plain column; compute it in the procedure that emits the stream",
         )
     return item.name
 
 
 def _name(item: exp.Expression) -> str:
-    """What DuckDB would call a column without AS, made a name."""
+    """What DuckDB would call a column without AS, turned into an identifier."""
     told = "".join(letter if letter.isalnum() else "_" for letter in item.sql(dialect="duckdb").lower())
     return told.replace("____", "_").strip("_") or "value"
 

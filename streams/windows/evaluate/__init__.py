@@ -1,1 +1,1 @@
-"""Evaluating windows: plans, where they run, and working ahead."""
+"""Evaluating windows: plans, where they run, and look-ahead."""

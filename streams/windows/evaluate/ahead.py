@@ -1,8 +1,8 @@
-"""Look-ahead at work: which batches are coming, who evaluates them, and who waits for that.
+"""Running the look-ahead: which batches are coming, which thread evaluates them, and which waits.
 
-The thread that slides a window evaluates it, together with the windows of batches that wait behind. If ``background`` is
-allowed, the next groups are evaluated meanwhile: transactions then take results while the next ones are worked out, and a
-job that is being prepared does not keep workers waiting.
+The thread that slides a window evaluates it, together with the windows of batches that wait behind it. If
+``background`` is allowed, the next groups are evaluated meanwhile: transactions then take results while the next ones
+are computed, and a job that is being prepared does not keep workers waiting.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from tidegate.streams.windows.state.results import WindowState
 
 log = logging.getLogger("tidegate.windows")
 
-PASSED = 100  # batches that can't be foreseen now, before giving up the search for one that can
-GROUPS = 2  # evaluated in the background at a time
-TARGET_S = 1.0  # how long the first of several batches may wait for the results of all, if nothing else is said
+PASSED = 100  # batches that can't be looked ahead to, before the search for one that can is given up
+GROUPS = 2  # groups evaluated in the background at a time
+TARGET_S = 1.0  # how long the first of several batches may wait for the results of all, by default
 
 _background: list[ThreadPoolExecutor] = []
 
@@ -62,14 +62,14 @@ class LookAhead:
         self.chains: dict[Any, Chain] = {}
         self.states: set[Any] = set()  # keys that have a state
         self.pending: dict[int, Coming] = {}  # by the identity of their rows, in order of arrival
-        self.chained: set[int] = set()  # by the identity of their rows, those that chains have steps for
+        self.chained: set[int] = set()  # by the identity of their rows: batches that chains have steps for
         self.lock = threading.Lock()
         self.numbered = 0
         self.groups: dict[Step, Group] = {}  # steps that are being evaluated
         self.in_flight = 0
         self.ended_s = 0.0  # when the last evaluation ended
         self.evaluations = self.foreseen = self.used = self.voided = 0
-        self.hindrance: str | None = None  # why a state can't be looked ahead from, if that has come up
+        self.hindrance: str | None = None  # why look-ahead from a state is impossible, if it was
 
     def attach(self, key: Any, state: WindowState) -> ForeseenState:
         """The state of a key, such that its slides take what was foreseen."""
@@ -78,19 +78,19 @@ class LookAhead:
         return ForeseenState(self, key, state)
 
     def coming(self, key: Any, rows: Any, now_us: int) -> None:
-        """A batch has taken its place in the order: the window will slide by it after all that were told of before."""
+        """A batch has its place in the order: the window will slide by it after all those announced before."""
         with self.lock:
             if id(rows) not in self.pending and id(rows) not in self.chained:
                 self.numbered += 1
                 self.pending[id(rows)] = Coming(self.numbered, key, rows, now_us if self.timed else 0)
 
     def go_on(self) -> None:
-        """Begin with what can be foreseen before anyone asks for it."""
+        """Start with what can be evaluated ahead before a slide needs it."""
         with self.lock:
             self._go_on()
 
     def withdraw(self, keys: Mapping[int, Any]) -> None:
-        """Batches that were to come will not; given by the identity of their rows, with their keys."""
+        """Announced batches will not come; given by the identity of their rows, with their keys."""
         with self.lock:
             for key in set(keys.values()):
                 chain = self.chains.get(key)
@@ -102,7 +102,7 @@ class LookAhead:
     # ---- a slide
 
     def slide(self, key: Any, state: Any, answered: Answered, rows: Any, now_us: int) -> Any:
-        """The slide of the state proper, with what was foreseen for it or can be foreseen now."""
+        """The slide of the real state, with results evaluated ahead, before or now."""
         step = self._step(key, state, rows, now_us if self.timed else 0)
         answered.step = step
         try:
@@ -114,7 +114,7 @@ class LookAhead:
         return slide
 
     def _step(self, key: Any, state: Any, rows: Any, now_us: int) -> Step | None:
-        """The step with the answers for this slide; None: it is evaluated by itself."""
+        """The step with the answers for this slide; None: it is evaluated on its own."""
         while True:
             with self.lock:
                 chain = self.chains.get(key)
@@ -141,13 +141,13 @@ class LookAhead:
     def _begin(self, key: Any, state: Any, rows: Any) -> Group | None:
         """A group that starts with this slide; None when nothing waits behind it. The lock is held."""
         chain = self.chains.setdefault(key, Chain())
-        if chain.steps:  # the state goes another way than was assumed
+        if chain.steps:  # the state does not develop as was assumed
             self._void(chain)
         mine = self.pending.get(id(rows))
         if mine is None:
             return None
         for identity in [i for i, c in self.pending.items() if c.key == key and c.number <= mine.number]:
-            del self.pending[identity]  # those before it were passed over: aborted, put aside, withdrawn
+            del self.pending[identity]  # those before it were skipped: aborted, dead letters, withdrawn
         if mine.alone or not self.pending:
             return None
         steps: list[Step] = []
@@ -168,7 +168,7 @@ class LookAhead:
     def _gathered(self, steps: list[Step]) -> Group:
         """A group of these steps and of those of pending batches, in order. The lock is held.
 
-        A batch that makes no window fire is ready as it is: it is not in the group, and does not count.
+        A batch that makes no window fire is ready as it is: it is not in the group and is not counted.
         """
         limit, wanted = self.depth.limit, self.depth.of(len(steps) + len(self.pending))
         mine = {step.coming.key for step in steps}
@@ -195,7 +195,7 @@ class LookAhead:
         return group
 
     def _foreseeable(self, key: Any) -> bool:
-        """Is the key's shadow in step, and is all known that its next windows may be made of?"""
+        """Is the key's shadow up to date, and is everything known that its next windows consist of?"""
         chain = self.chains.get(key)
         if chain is None and key not in self.states:
             chain = self.chains[key] = Chain()
@@ -207,8 +207,8 @@ class LookAhead:
     def _foresee(self, coming: Coming, steps: list[Step]) -> bool:
         try:
             steps.append(self.chains[coming.key].foresee(coming))
-        except Exception as error:  # a row that is late, a predicate that raises: its own transaction deals with it
-            log.info("a batch of %s can't be foreseen: %r", self.plan.spec.stream, error)
+        except Exception as error:  # a late row, a predicate that raises: its own transaction handles that
+            log.info("can't look ahead to a batch of %s: %r", self.plan.spec.stream, error)
             coming.alone = True
             self.pending[id(coming.rows)] = coming
             return False
@@ -217,7 +217,7 @@ class LookAhead:
         return True
 
     def _void(self, chain: Chain, alone: bool = False) -> None:
-        """What a chain assumed is not so, or could not be evaluated; its batches are pending again. The lock is held."""
+        """What a chain assumed is false, or could not be evaluated; its batches are pending again. The lock is held."""
         back = chain.void()
         self.voided += len(back)
         for coming in back:
@@ -233,12 +233,12 @@ class LookAhead:
         try:
             evaluate(self.plan, group.steps)
             ended = self.timer()
-            self.depth.took(len(group.steps), ended - max(began, self.ended_s))  # it waited for the one before to end
+            self.depth.took(len(group.steps), ended - max(began, self.ended_s))  # it waited for the previous one to end
             self.ended_s = ended
             self.evaluations += 1
             self.foreseen += len(group.steps)
-        except Exception as error:  # of which batch, and whether at all, is seen when its turn comes
-            log.info("looking ahead failed, each batch is evaluated in its turn: %r", error)
+        except Exception as error:  # which batch it belongs to, if any, shows when its turn comes
+            log.info("looking ahead failed; each batch is evaluated in its turn: %r", error)
         finally:
             with self.lock:
                 for step in group.steps:
@@ -262,7 +262,7 @@ class LookAhead:
         finally:
             with self.lock:
                 self.in_flight -= 1
-                if len(self.pending) >= self.depth.now:  # a small group is better left to grow until someone needs it
+                if len(self.pending) >= self.depth.now:  # a small group is better left to grow until a slide needs it
                     self._go_on()
 
     def _committed(self, key: Any, step: Step | None, commit: Callable[[], None]) -> None:
@@ -278,10 +278,10 @@ class LookAhead:
             else:
                 self._void(chain)
 
-    # ---- for people
+    # ---- description
 
     def __str__(self) -> str:
-        """How far it looks ahead, and what came of it."""
+        """How far it looks ahead, and with what success."""
         return (
             f"{self.depth.now:,} batches at most now ({self.depth.limit:,} allowed, results within "
             f"{self.depth.target_s:g} s); {self.foreseen:,} batches foreseen in {self.evaluations:,} evaluations, "
@@ -290,7 +290,7 @@ class LookAhead:
 
 
 class ForeseenState:
-    """A window's state whose slides take what was foreseen. In all else it is that state."""
+    """A window's state whose slides use results evaluated ahead. Otherwise it is that state."""
 
     def __init__(self, ahead: LookAhead, key: Any, state: Any) -> None:
         self._ahead = ahead
@@ -320,7 +320,7 @@ class Ahead:
             ahead.coming(key, rows, now_us)
 
     def soon(self, stream: str, parts: Iterable[tuple[Any, Any]]) -> None:
-        """These batches will wait for their turn, after all that do now. Where the time of arrival matters, that is too early."""
+        """These batches will wait for their turn, after those that wait now. Ignored where arrival time matters."""
         for ahead in self.by_stream.get(stream, ()):
             if not ahead.timed:
                 for key, rows in parts:
@@ -328,7 +328,7 @@ class Ahead:
                 ahead.go_on()
 
     def withdraw(self, stream: str, parts: Iterable[tuple[Any, Any]]) -> None:
-        """Some that were to come soon will not."""
+        """Some announced batches will not come."""
         for ahead in self.by_stream.get(stream, ()):
             ahead.withdraw({id(rows): key for key, rows in parts})
 
@@ -342,7 +342,7 @@ class Ahead:
 
 
 def _background_threads() -> ThreadPoolExecutor:
-    """Few for the process: what is evaluated there is itself parallel."""
+    """A few for the whole process: each evaluation is parallel itself."""
     if not _background:
         _background.append(ThreadPoolExecutor(GROUPS, "tidegate-ahead"))
     return _background[0]

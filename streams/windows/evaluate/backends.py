@@ -1,4 +1,4 @@
-"""Which backend evaluates a window: what it was declared with, or else what the engine was opened with."""
+"""Which backend evaluates a window: the one it was declared with, otherwise the one the engine was opened with."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tidegate.streams.windows.evaluate.plan import Plan, shared_backend
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How an engine evaluates windows. ``backend``: of those that name none, ``None``: all on this machine, whatever they
-    name; ``spark``: a session, a master URL, or None for an embedded one; ``look_ahead``: batches at most; ``background``:
-    may a thread evaluate ahead of the transactions?"""
+    """How an engine evaluates windows. ``backend``: for windows that name none, ``None``: all on this machine, whatever
+    they name; ``spark``: a session, a master URL, or None for an embedded one; ``look_ahead``: batches at most;
+    ``background``: may a thread evaluate ahead of the transactions?"""
 
     backend: str | None = None
     spark: Any = None
@@ -33,11 +33,11 @@ class Evaluation:
         return spark_backend(shared_backend(), self.spark, only=named == "spark")
 
     def ahead_of(self, plan: Plan, relation: Relation, known: bool) -> LookAhead | None:
-        """The look-ahead of a window; None where there is none. ``known``: are the rows of its stream, before they are due?"""
+        """The look-ahead of a window, if it has one. ``known``: are its stream's rows known before they are due?"""
         if plan.backend is shared_backend() or plan.vectorised or self.look_ahead == 1:
             return None
         if not known:
-            plan.ahead = f"none: batches of {plan.spec.stream} are known only when their turn has come"
+            plan.ahead = f"none: batches of {plan.spec.stream} are known only when it is their turn"
             return None
         return LookAhead(plan, lambda: open_state(plan.spec, relation, plan), self.look_ahead, self.background)
 
@@ -46,7 +46,7 @@ REFERENCE = Evaluation()
 
 
 def start(plans: list[Plan]) -> None:
-    """Begin to start what these plans can't do without, in the background; raises when it can't be had."""
+    """Start what these plans need, in the background; raises when that is impossible."""
     for plan in plans:
         if not plan.vectorised and plan.pattern.total > 1:
             plan.backend.begin()

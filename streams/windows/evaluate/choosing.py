@@ -1,7 +1,7 @@
-"""Which way to evaluate: in this process, threads, processes or elsewhere, by what each has been measured to take.
+"""Where to evaluate: in this process, threads, processes or elsewhere, by the measured cost of each.
 
-Only a guide: it decides how fast results come, never what they are. Several threads may use one meter; a lost
-measurement does no harm.
+It decides only how fast results come, never what they are. Several threads may use one meter; a lost measurement is
+harmless.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 from tidegate.streams.windows.evaluate.local import HERE, Way
 
 CHUNK_S = 0.005  # chunks are no smaller than this much work ...
-CHUNKS = 4  # ... and no more than this many for each worker: whoever is done early takes another
-REMEMBERED = 10_000  # measurements older than so many items count half
-FORGOTTEN = 200  # a way that was not taken so many times in a row is measured anew
-GOOD = 0.75  # of what n workers could save at best: with that, no other way is started
+CHUNKS = 4  # ... and at most this many for each worker: one that is done early takes another
+REMEMBERED = 10_000  # measurements older than this many items count half
+FORGOTTEN = 200  # a way that was not taken this many times in a row is measured again
+GOOD = 0.75  # share of the best possible saving by n workers from which no other way is started
 
 
 @dataclass
 class Cost:
-    """What an item has been measured to take in one way."""
+    """The measured cost of an item in one way."""
 
     items: float = 0
     seconds: float = 0.0
@@ -58,17 +58,17 @@ ALONE = Decision(HERE, 1, 1, f"one worker: in {HERE}")
 
 @dataclass
 class Meter:
-    """What one operation costs in each way, and which way to go. Only a guide: it never changes a result."""
+    """What one operation costs in each way, and which way to take. It never changes a result."""
 
     noun: str
     costs: dict[str, Cost] = field(default_factory=dict)
-    waited_s: dict[str, float] = field(default_factory=dict)  # work for which a way not started yet would have paid
+    waited_s: dict[str, float] = field(default_factory=dict)  # work for which a way not started yet would have paid off
 
     def cost(self, way: str) -> Cost:
         return self.costs.setdefault(way, Cost())
 
     def decide(self, items: int, workers: int, ways: Sequence[Way], start: Callable[[str], None]) -> Decision:
-        """The way for so many items. ``start`` is told of a way whose start-up has become worth its price."""
+        """The way for so many items. ``start`` is called with a way whose start-up now pays off."""
         here, others = ways[0], ways[1:]
         cost = self.cost(here.name)
         if not others:
@@ -101,7 +101,7 @@ class Meter:
     def _allowed(
         self, work: float, each: float, workers: int, ways: Sequence[Way], start: Callable[[str], None]
     ) -> tuple[list[Way], list[str]]:
-        """The ways that may pay for this much work; and why the others may not."""
+        """The ways that may pay off for this much work, and why the others do not."""
         allowed: list[Way] = []
         hindrances: list[str] = []
         too_little = ""
@@ -122,7 +122,7 @@ class Meter:
         return allowed, hindrances or ([too_little] if too_little else [])
 
     def _waited(self, way: Way, work: float, start: Callable[[str], None]) -> str:
-        """As with renting and buying: it is started when work has cost as much without it as starting does."""
+        """As with renting and buying: it is started once the work done without it has cost as much as starting it."""
         waited = self.waited_s[way.name] = self.waited_s.get(way.name, 0.0) + work
         if waited >= way.starts_in:
             start(way.name)
@@ -142,7 +142,7 @@ class Meter:
 
 
 def time(seconds: float) -> str:
-    """Seconds for people.
+    """Seconds in words.
 
     >>> time(0.0021), time(0.017), time(3e-6)
     ('2.1 ms', '17 ms', '3.0 µs')
@@ -161,6 +161,6 @@ def split(workers: int, way: str, chunks: int) -> str:
 
 
 def many(workers: int, way: str) -> str:
-    """``two processes``; this process stands for itself."""
+    """``two processes``; this process is named as it is."""
     number = {2: "two", 3: "three", 4: "four"}.get(workers, f"{workers:,}")
     return way if way == HERE else f"{number} {way}"

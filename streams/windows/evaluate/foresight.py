@@ -1,4 +1,4 @@
-"""Working out slides before their turn: what makes parallel evaluation pay under an ordered scheduler.
+"""Computing slides before their turn: what makes parallel evaluation pay off under an ordered scheduler.
 
 A window's results depend on what is on its stream, never on tables, so those of batches that wait can be evaluated now, in
 any order, while transactions take them strictly in order::
@@ -9,11 +9,11 @@ any order, while transactions take them strictly in order::
     one evaluation              [4   5   6   7] 8       all windows that those slides fire
     transactions                4 takes its results, then 5, …
 
-What was foreseen for batch 6 assumes that 4 and 5 were committed. That chain is its token of validity: when the window
-slides by another batch than the head of the chain (5 was aborted, say), what was foreseen is void, and evaluated again
-from the state as it is.
+What was computed for batch 6 assumes that 4 and 5 were committed. The chain is the proof of validity: when the window
+slides by another batch than the head of the chain (5 was aborted, for example), the results are void, and are computed
+again from the current state.
 
-Nothing here knows a thread, a clock or Spark; see :mod:`tidegate.streams.windows.evaluate.ahead` for those.
+Nothing here depends on a thread, a clock or Spark; see :mod:`tidegate.streams.windows.evaluate.ahead` for those.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tidegate.streams.windows.evaluate.plan import Plan
 
 @dataclass(eq=False, slots=True)
 class Coming:
-    """A batch that will slide the window of ``key``. ``alone``: nothing was, or could be, foreseen for it."""
+    """A batch that will slide the window of ``key``. ``alone``: nothing was, or could be, computed ahead for it."""
 
     number: int
     key: Any
@@ -40,14 +40,14 @@ class Coming:
 
 @dataclass(slots=True)
 class Promise:
-    """The result of a pane that is not worked out yet; it takes its place in the shadow's state."""
+    """A placeholder in the shadow's state for the result of a pane that is not computed yet."""
 
     value: Any = None
 
 
 @dataclass(eq=False, slots=True)
 class Step:
-    """One slide of a chain: what it asks a plan for and, when ``ready``, the answers."""
+    """One slide of a chain: its requests to a plan and, when ``ready``, the answers."""
 
     coming: Coming
     whole: list[Extent] = field(default_factory=list)
@@ -65,7 +65,7 @@ class Step:
 
 
 class Recorder:
-    """Stands in for the plan (and the results) of a shadow: takes note of what is asked for, and promises it."""
+    """Replaces the plan (and the results) of a shadow: records what is requested, and returns promises."""
 
     def __init__(self) -> None:
         self.step: Step | None = None
@@ -88,7 +88,7 @@ class Recorder:
         return [None] * len(labels)
 
     def rows(self, windows: Sequence[Extent], returned: Sequence[Any]) -> list[Any]:
-        """Nobody reads the results of a shadow."""
+        """The results of a shadow are never read."""
         return []
 
     def none(self) -> list[Any]:
@@ -96,7 +96,7 @@ class Recorder:
 
 
 class Answered:
-    """Stands in for the plan of the state proper: gives what was foreseen for the slide at hand, else asks the plan."""
+    """Replaces the plan of the real state: gives the results computed ahead for this slide, otherwise asks the plan."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -119,7 +119,7 @@ class Answered:
 
 
 def _same(foreseen: Sequence[Extent], asked: Sequence[Extent]) -> bool:
-    """A valid chain says it already; this makes a mistake there cost time and not results."""
+    """A valid chain implies this; the check makes a mistake there cost time instead of correctness."""
     return len(foreseen) == len(asked) and all(
         (a.number, a.key, a.start, a.end, len(a)) == (b.number, b.key, b.start, b.end, len(b))
         for a, b in zip(foreseen, asked, strict=True)
@@ -127,9 +127,9 @@ def _same(foreseen: Sequence[Extent], asked: Sequence[Extent]) -> bool:
 
 
 class Chain:
-    """The foreseen slides of one state: ``steps``, oldest first, from the state as it is to where ``shadow`` is.
+    """The slides computed ahead for one state: ``steps``, oldest first, from the current state to that of ``shadow``.
 
-    Without a shadow nothing can be foreseen: the state has gone another way, and has to be copied first.
+    Without a shadow no look-ahead is possible: the state has diverged, and has to be copied first.
     """
 
     def __init__(self) -> None:
@@ -138,20 +138,20 @@ class Chain:
         self.steps: deque[Step] = deque()
 
     def follow(self, shadow: Any) -> None:
-        """From here on ``shadow``, which equals the state, is what goes ahead."""
+        """Look ahead from ``shadow``, which equals the state."""
         assert not self.steps
         shadow.plan = shadow.results = self.recorder
         self.shadow = shadow
 
     def foresee(self, coming: Coming) -> Step:
-        """Slide the shadow by a batch; raises what the slide raises, and then stays where it is."""
+        """Slide the shadow by a batch; raises what the slide raises, and then stays unchanged."""
         step = self.recorder.step = Step(coming)
         self.shadow.slide(coming.rows, coming.now_us).commit()
         self.steps.append(step)
         return step
 
     def head(self, rows: Any, now_us: int) -> Step | None:
-        """What was foreseen for the next slide, if it is this one."""
+        """The results computed ahead for the next slide, if it is this one."""
         if self.steps:
             coming = self.steps[0].coming
             if coming.rows is rows and coming.now_us == now_us:
@@ -159,7 +159,7 @@ class Chain:
         return None
 
     def void(self) -> list[Coming]:
-        """Forget the chain; returns the batches it was made for."""
+        """Drop the chain; returns the batches it was made for."""
         self.shadow = None
         comings = [step.coming for step in self.steps]
         self.steps.clear()
@@ -167,7 +167,7 @@ class Chain:
 
 
 def evaluate(plan: Plan, steps: Sequence[Step]) -> None:
-    """Everything the steps ask for, at once. Panes come first: windows of later steps are made of them too."""
+    """Everything the steps request, at once. Panes come first: windows of later steps consist of them too."""
     wholes = [extent for step in steps for extent in step.whole]
     panes = [extent for step in steps for extent in step.panes]
     labels = [label for step in steps for label in step.labels]
@@ -187,15 +187,15 @@ def _kept(part: Any) -> Any:
     return part.value if type(part) is Promise else part
 
 
-ENOUGH_S = 1.0  # an evaluation this long makes the price of starting one small; longer ones keep transactions waiting
-GROWTH = 16  # times as many as before, at most; what few took, overhead and all, is more than many will
+ENOUGH_S = 1.0  # an evaluation this long makes the cost of starting one small; longer ones delay transactions
+GROWTH = 16  # times as many as before, at most: what a few took, with overhead, overestimates many
 
 
 class Depth:
-    """How many batches to look ahead: as many as wait, so long as their evaluation takes no longer than ``target_s``.
+    """How many batches to look ahead: as many as are waiting, if their evaluation takes at most ``target_s``.
 
-    Counted are batches that make windows fire. It begins small, grows while there is time and something to gain, and comes
-    down at once when there is none.
+    Only batches that make windows fire are counted. It starts small, grows while there is time and something to gain,
+    and drops at once when there is not.
     """
 
     def __init__(self, limit: int, target_s: float, first: int = 4) -> None:
@@ -204,14 +204,14 @@ class Depth:
         self.now = min(first, limit)
 
     def of(self, waiting: int) -> int:
-        """How many of those that wait: all that are allowed, or equal shares if it takes two evaluations."""
+        """How many of the waiting batches: all that are allowed, or equal shares if two evaluations are needed."""
         return max(
             1, min(waiting, self.now) if waiting > 2 * self.now else -(-waiting // 2) if waiting > self.now else waiting
         )
 
     @property
     def soon(self) -> int:
-        """How many it is worth knowing of: for two evaluations, also when the next ones may be larger."""
+        """How many it is worth knowing in advance: enough for two evaluations, even if the next ones may be larger."""
         return 2 * min(self.limit, 4 * self.now)
 
     def took(self, batches: int, seconds: float) -> None:

@@ -20,15 +20,15 @@ from tidegate.streams.windows.evaluate.tasks import Outcome, Task, Work, carry_o
 log = logging.getLogger("tidegate.windows")
 
 HERE, THREADS, PROCESSES = "this process", "threads", "processes"
-START_S = 1.0  # processor time until a worker process can begin
-THREADS_PAY_S = 0.003  # work in one evaluation from which threads, and processes, can pay
+START_S = 1.0  # processor time until a worker process is ready
+THREADS_PAY_S = 0.003  # work in one evaluation from which threads, and processes, can pay off
 PROCESSES_PAY_S = 0.025
 
 
 @dataclass(frozen=True)
 class Way:
     """A way a backend can evaluate. ``pays_from``: seconds of work in one evaluation; ``starts_in``: seconds of start-up
-    not yet paid; ``starting``: it is on its way; ``why_not``: why this function can't go that way."""
+    not yet paid; ``starting``: it is being started; ``why_not``: why this function can't go that way."""
 
     name: str
     pays_from: float = 0.0
@@ -41,19 +41,19 @@ class Backend(Protocol):
     """Where tasks are carried out."""
 
     def ways(self, work: Work) -> Sequence[Way]:
-        """The ways there are for this work; the first one is what the others are compared with."""
+        """The possible ways for this work; the others are compared with the first."""
         ...
 
     def workers(self, asked: int) -> int:
-        """How many of the workers asked for can work at the same time."""
+        """How many of the requested workers can work at the same time."""
         ...
 
     def begin(self) -> None:
-        """Begin to start what nothing can go without; raises when it can't be had."""
+        """Start what is indispensable; raises when that is impossible."""
         ...
 
     def start(self, way: str, workers: int) -> None:
-        """Begin to start what that way needs, without waiting for it."""
+        """Start what that way needs, without waiting for it."""
         ...
 
     def run(self, way: str, tasks: Sequence[Task], workers: int) -> list[Outcome]:
@@ -62,22 +62,22 @@ class Backend(Protocol):
 
     @property
     def notes(self) -> Sequence[str]:
-        """What went wrong so far, for people."""
+        """What went wrong so far, in words."""
         ...
 
     @property
     def takeovers(self) -> int:
-        """How often this machine did what was to be done elsewhere, because that failed."""
+        """How often this machine took over work because it failed elsewhere."""
         ...
 
     @property
     def replicas(self) -> int:
-        """How many workers a window gets that names no pattern."""
+        """How many workers a window without a pattern gets."""
         ...
 
     @property
     def place(self) -> str:
-        """Where it is, for people."""
+        """Where it is, in words."""
         ...
 
     def close(self) -> None: ...
@@ -116,21 +116,21 @@ class LocalBackend:
         return "this machine"
 
     def unsendable(self, work: Work) -> str | None:
-        """Why this function can't be sent to another process; None: not known to be so."""
+        """Why this function can't be sent to another process; None: no reason known."""
         return self._unsendable.get(work)
 
     def workers(self, asked: int) -> int:
         return asked if self.only is not None else min(asked, self.cores)
 
     def begin(self) -> None:
-        """There is always this process."""
+        """This process is always available."""
 
     def start(self, way: str, workers: int) -> None:
         if way == PROCESSES:
             self._pool.start(workers)
 
     def warm(self, workers: int) -> None:
-        """Start worker processes and wait until they can begin, for whoever would rather pay for that now."""
+        """Start worker processes and wait until they are ready, to pay that cost now."""
         self._pool.start(workers)
         self._pool.greet(wait_s=None)
 
@@ -158,7 +158,7 @@ class LocalBackend:
             if reply.refused is not None:
                 self.refuse(work, reply.refused)
             elif reply.raised is not None:
-                log.info("%r raised in a worker process and is tried in this one: %s", work.function, reply.raised)
+                log.info("%r raised in a worker process; trying it in this one: %s", work.function, reply.raised)
             outcomes.append(carry_out(task, reply.results))
         return outcomes
 

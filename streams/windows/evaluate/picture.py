@@ -1,4 +1,4 @@
-"""Pictures of a plan, as text and as SVG: who hands what to whom."""
+"""Pictures of a plan, as text and as SVG: what each stage passes to the next."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SHOWN = 4  # workers of a group drawn one by one; of more, the first two and the
 
 @dataclass(frozen=True)
 class Stage:
-    """Workers that do the same. ``fed``: what they are handed; ``runs``: where they run."""
+    """Workers that do the same. ``fed``: what they receive; ``runs``: where they run."""
 
     name: str
     does: str

@@ -1,8 +1,8 @@
 """How a window is evaluated: one logical plan, whatever the pattern and wherever it runs.
 
 The plan divides the work as the pattern says and hands it to a backend, in the way that has been measured to be the
-fastest for this much work. What is worked out never depends on that: a function that can be decomposed always gets the
-same panes, in the same order, so the results are the same to the last bit, and they come back in the order asked for.
+fastest for this much work. The results never depend on that: a decomposable function always gets the same panes, in the
+same order, so the results are the same to the last bit, and they are returned in the requested order.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ PROBE = 2  # items evaluated here to learn what one costs
 NOUNS: dict[Operation, str] = {"whole": "window", "pane": "pane", "combine": "window"}
 DOES: dict[Operation, str] = {"whole": "windows", "pane": "pane", "combine": "combine"}
 
-Dealt = list[tuple[list[int], int | None]]  # the places of each task's items, and whose it is if that is settled
+Dealt = list[tuple[list[int], int | None]]  # the places of each task's items, and its worker if that is fixed
 Deal = Callable[[int], Dealt]  # given the chunks for each worker
 
 _shared: list[LocalBackend] = []
 
 
 def shared_backend() -> LocalBackend:
-    """The backend of plans that were given none: one for the process, since cores are what they share."""
+    """The backend of plans that were given none: one for the process, since they share its cores."""
     if not _shared:
         _shared.append(LocalBackend())
     return _shared[0]
@@ -60,8 +60,9 @@ class Plan:
     """The plan of one declared window. ``by_pane``: its state keeps the results of panes, not rows. ``vectorised``: numbers
     per pane are enough, and the state works on arrays of them itself.
 
-    ``keyed``: whether the stream has a key, which a KeyFarm needs if the window has no ``by=``; whoever does not know
-    leaves it to :func:`~tidegate.streams.windows.declare.patterns.check` at declaration. ``timer``: seconds, for measuring.
+    ``keyed``: whether the stream has a key, which a KeyFarm needs if the window has no ``by=``; a caller that does not
+    know leaves it to :func:`~tidegate.streams.windows.declare.patterns.check` at declaration. ``timer``: seconds, for
+    measuring.
     """
 
     def __init__(
@@ -96,15 +97,15 @@ class Plan:
         self.timer = timer or SystemClock().monotonic
         self.meters: dict[Operation, Meter] = {}
         self.decisions: dict[Operation, Decision] = {}
-        self.ahead: object = None  # how far it is evaluated ahead of its batches, for people
+        self.ahead: object = None  # how far it is evaluated ahead of its batches, in words
 
-    # ---- what window states ask for
+    # ---- what window states request
 
     def whole(self, extents: Sequence[Extent]) -> list[Any]:
         """The result of each window, in the given order.
 
-        A function that can be decomposed gets each window in panes: those that ``cuts`` marks, or where the kind has
-        none parts of a fixed number of rows.
+        A decomposable function gets each window in panes: those that ``cuts`` marks or, where the kind has none, parts
+        of a fixed number of rows.
         """
         if isinstance(self.pattern.core, WindowMapReduce):
             return self._map_and_reduce(extents)
@@ -125,12 +126,12 @@ class Plan:
         return DeclarationError(
             f"{self.function!r} over {self.spec.stream} returned {wrong} for a pane, which can't be kept in a checkpoint. Return "
             f"numbers, text, bytes, dates, decimals, rows, numpy arrays, or lists, tuples, sets, dicts and Counters of them "
-            f"for a pane, and make anything else of those in combine",
+            f"for a pane, and build anything else from those in combine",
             stream=self.spec.stream,
         )
 
     def combine(self, labels: Sequence[Extent], panes: Sequence[Sequence[Any]]) -> list[Any]:
-        """The result of each window from what its panes gave. ``labels`` say which windows; they need no rows."""
+        """The result of each window from the results of its panes. ``labels`` say which windows; they need no rows."""
         weights = [len(window) for window in panes]
         return self._all("combine", panes, labels, lambda chunks: self._dealt(labels, weights, chunks))
 
@@ -146,7 +147,7 @@ class Plan:
         of_each = [mapped.results[low:high] for low, high in pairwise(bounds[: complete + 1])]
         results = self.combine(
             extents[:complete], of_each
-        )  # of windows before one that failed: what they raise comes first
+        )  # of windows before one that failed: their errors come first
         if mapped.error is not None:
             raise self._named(mapped.error, "pane", extents[complete])
         return results
@@ -158,7 +159,7 @@ class Plan:
         return outcome.results
 
     def _evaluate(self, operation: Operation, items: Sequence[Any], deal: Deal) -> Outcome:
-        """Results in order, up to the first item that raised: the same one however the items were dealt out."""
+        """Results in order, up to the first item that raised: the same one however the items were divided."""
         if not items:
             return Outcome([])
         meter = self.meters.setdefault(operation, Meter(NOUNS[operation]))
@@ -207,7 +208,7 @@ class Plan:
         return outcome
 
     def _probe(self, meter: Meter, way: str, operation: Operation, items: Sequence[Any]) -> Outcome:
-        """A few items, to learn what one costs; the first may have had to load something, so the fastest counts."""
+        """A few items, to learn what one costs; the first may have had to load something, so the fastest is taken."""
         times = []
         outcome = Outcome([])
         for i in range(min(PROBE, len(items))):
@@ -221,7 +222,7 @@ class Plan:
         return outcome
 
     def _named(self, error: Exception, operation: Operation, label: Extent) -> Exception:
-        """The exception as it is, with a note of what it was about."""
+        """The exception, with a note of the window it belongs to."""
         key = f" of {', '.join(map(repr, label.key))}" if label.key else ""
         label_text = f"{NOUNS[operation]} {label.number}{key} [{label.start}, {label.end})"
         what = f"in {label_text} over {self.spec.stream}, by {self.function!r}"
@@ -232,7 +233,7 @@ class Plan:
     # ---- who gets what
 
     def _spread(self) -> None:
-        """A window that names no pattern goes to all workers there are; of a cluster that is known when it has started."""
+        """A window without a pattern uses all workers; for a cluster their number is known once it has started."""
         if self.spec.pattern is None and (replicas := self.backend.replicas) > 1 and replicas != self.pattern.total:
             self.pattern = default_pattern(self.spec, self.function, replicas)
 
@@ -255,7 +256,7 @@ class Plan:
         return dealt
 
     def _replicas(self, labels: Sequence[Extent], weights: Sequence[int], count: int) -> Dealt:
-        """Windows (or panes) of each replica of the outer farm, and which replica, if that is settled in advance."""
+        """Windows (or panes) of each replica of the outer farm, and which replica, if that is fixed in advance."""
         pattern = self.pattern
         places = range(len(labels))
         if isinstance(pattern, KeyFarm):
@@ -285,7 +286,7 @@ class Plan:
                 dealt.append((mine, None if replica is None else replica * width + j))
         return dealt
 
-    # ---- for people
+    # ---- description
 
     def explain(self) -> str:
         """Pattern, panes, workers, where it runs and why, and a picture of the stages."""
@@ -325,9 +326,9 @@ class Plan:
         per_window = None if self.pane is None else self.spec.size // self.pane
         how = ""
         if isinstance(pattern, KeyFarm):
-            how = ", each key to its worker" if pattern.active else ", by key to whoever is free"
+            how = ", each key to its worker" if pattern.active else ", by key to any free worker"
         elif isinstance(pattern, WindowFarm):
-            how = f", window w to w mod {pattern.workers}" if pattern.active else ", to whoever is free"
+            how = f", window w to w mod {pattern.workers}" if pattern.active else ", to any free worker"
         if isinstance(core, WindowMapReduce):
             parts = f"panes of {pane}" if self.pane else f"parts of {PART_ROWS:,} rows"
             stages = [

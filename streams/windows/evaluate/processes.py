@@ -1,8 +1,8 @@
-"""Worker processes: how they are started, what travels, and what becomes of a dead one.
+"""Worker processes: how they are started, what is sent, and how a dead one is handled.
 
-They are fresh interpreters that read tasks from a socket: never forks of a process with threads, no need for
-``if __name__ == "__main__"``, and they end when the socket closes, however this process ends. They keep its environment,
-so that libraries add up with as many threads, hence to the same bits.
+They are fresh interpreters that read tasks from a socket: never forks of a process with threads, no need for ``if
+__name__ == "__main__"``, and they end when the socket closes, however this process ends. They keep its environment, so
+that libraries use as many threads for sums, and so give the same bits.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from tidegate.streams.windows.state.columns import Array, Columns
 
 log = logging.getLogger("tidegate.windows")
 
-DEATHS = 3  # after so many dead workers no more are started
+DEATHS = 3  # after this many dead workers no more are started
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What a worker did of a task. ``raised``: why it stopped; ``refused``: why it could not begin with the function."""
+    """What a worker did of a task. ``raised``: why it stopped; ``refused``: why it could not load the function."""
 
     results: list[Any]
     raised: str | None = None
@@ -45,12 +45,12 @@ class Reply:
 
 
 class Member:
-    """A worker process, and which work it has been told of. It has one task at a time, so neither side blocks in sending."""
+    """A worker process, and the work it already knows. It has one task at a time, so sending never blocks."""
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-        # numpy's temporaries stay in the heap instead of being mapped anew each time
+        # numpy's temporaries stay in the heap instead of being mapped each time
         heap = {"MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TRIM_THRESHOLD_": str(2**30)}
         code = f"from {__name__} import serve; serve({theirs.fileno()})"
         self.process = subprocess.Popen(
@@ -74,7 +74,7 @@ class Member:
         self.connection.send_bytes(message)
 
     def end(self, kill: bool = False) -> int | None:
-        """Close the socket, whereupon it ends by itself, or kill it."""
+        """Close the socket, which ends the process, or kill it."""
         self.connection.close()
         if kill:
             self.process.kill()
@@ -108,9 +108,9 @@ class Pool:
                 self.members.append(Member())
 
     def greet(self, wait_s: float | None) -> None:
-        """Take note of workers that have started; with None wait for all of them."""
+        """Register workers that have started; with None wait for all of them."""
         if not self._lock.acquire(blocking=wait_s is None):
-            return  # at work: then they have started
+            return  # they are working, so they have started
         try:
             while new := {m.connection: m for m in self.members if not m.ready}:
                 heard = wait(list(new), wait_s)
@@ -128,7 +128,7 @@ class Pool:
     def run(self, tasks: Sequence[Task], workers: int, patient: bool = False) -> list[Reply]:
         """Replies in the order of the tasks; an empty one for what no worker did.
 
-        ``patient``: wait for all of the workers to start, instead of going on with those that have.
+        ``patient``: wait for all workers to start, instead of using those that have.
         """
         with self._lock:
             self.start(workers)
@@ -156,7 +156,7 @@ class Pool:
                             continue
                         replies[i] = _read(message)
                         self._give_next(members, place, tasks, queues, common, busy)
-            except BaseException:  # interrupted: answers to come would be taken for those of the next evaluation
+            except BaseException:  # interrupted: late answers would be taken for those of the next evaluation
                 for place, _ in busy.values():
                     self.members.remove(members[place])
                     members[place].end(kill=True)
@@ -207,7 +207,7 @@ class Pool:
             _end_all(self.members)
 
     def left_behind(self) -> None:
-        """In a forked child: the workers are the parent's, and are not ended with us."""
+        """In a forked child: the workers belong to the parent, and do not end with us."""
         self._at_exit.detach()
 
 
@@ -231,7 +231,7 @@ def _end_all(members: list[Member]) -> None:
         member.end(kill=not member.ready)
 
 
-# ---- what travels
+# ---- what is sent
 
 
 def packed(message: Any) -> bytes:
@@ -262,7 +262,7 @@ def _up(length: int) -> int:
 
 
 def lay_out(extents: Sequence[Extent]) -> tuple[Any, ...]:
-    """Extents for another process. Rows that several of them share, as windows that overlap do, travel once."""
+    """Extents for another process. Rows that several of them share, as overlapping windows do, are sent once."""
     labels = [(e.number, e.key, e.start, e.end, e.cuts, len(e)) for e in extents]
     values = {name: _joined([e.columns.values[name] for e in extents]) for name in extents[0].columns.values}
     valid = {name: _joined([e.columns.valid[name] for e in extents]) for name in extents[0].columns.valid}
@@ -278,7 +278,7 @@ def _joined(arrays: Sequence[Array | None]) -> tuple[Array | None, list[tuple[in
     for at, i, array in sorted(given, key=lambda one: one[:2]):
         shared = 0
         if pieces and at < end and array.flags.c_contiguous and not (end - at) % array.itemsize:
-            shared = (end - at) // array.itemsize  # so many elements of it are the last ones laid out
+            shared = (end - at) // array.itemsize  # this many elements of it were just laid out
         places[i] = length - shared, length - shared + len(array)
         if shared < len(array):
             pieces.append(array[shared:])
@@ -304,8 +304,8 @@ def _at(joined: Mapping[str, Any], i: int) -> dict[str, Any]:
 
 
 def serve(descriptor: int) -> None:
-    """Carry out tasks that come through a socket until it closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started it says when it ends
+    """Carry out tasks from a socket until it closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started it decides when it ends
     works: dict[int, bytes | Work] = {}
     with Connection(descriptor) as connection:
         try:
@@ -325,7 +325,7 @@ def serve(descriptor: int) -> None:
             pass  # the other side is gone: nothing more to do
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # at once, without taking down an engine's worth of modules
+    os._exit(0)  # immediately, without tearing down all loaded modules
 
 
 def _answer(works: dict[int, bytes | Work], number: int, operation: Operation, message: bytes) -> Reply:

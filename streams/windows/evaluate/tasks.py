@@ -1,7 +1,7 @@
-"""What is evaluated: work that can be carried out in any process.
+"""What is evaluated: work that any process can carry out.
 
-A :class:`Work` says what to do (told to a worker once), a :class:`Task` for which windows or panes. Neither refers to the
-engine.
+A :class:`Work` says what to do (sent to a worker once), a :class:`Task` for which windows or panes. Neither refers to
+the engine.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tidegate.streams.windows.state.columns import times_of
 
 Operation = Literal["whole", "pane", "combine"]
 
-PART_ROWS = 1_024  # a decomposable function gets a window without panes in parts of so many rows
+PART_ROWS = 1_024  # a decomposable function gets a window without panes in parts of this many rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +33,7 @@ class Work:
 
     @cached_property
     def packed(self) -> bytes:
-        """For another process. A function that is not in a module goes along as code, with cloudpickle."""
+        """For another process. A function that is not in a module is sent as code, with cloudpickle."""
         facts = (self.function, self.relation.name, self.relation.columns, self.pane, self.by_rows, self.on)
         try:
             from cloudpickle import dumps  # type: ignore[import-untyped,import-not-found,unused-ignore]
@@ -61,7 +61,7 @@ class Work:
             number = (extent.start + low) // self.pane
         elif self.on is not None and self.on in columns.values:
             number = int(times_of(columns[self.on][:1])[0]) // self.pane
-        else:  # by batches, or by the time of arrival: which of the window's panes it is can't be told
+        else:  # by batches, or by time of arrival: it is unknown which of the window's panes it is
             return Extent(i, extent.key, extent.start, extent.end, columns)
         return Extent(number, extent.key, number * self.pane, (number + 1) * self.pane, columns)
 
@@ -80,7 +80,7 @@ class Work:
 class Task:
     """An operation on some items: extents, or for ``combine`` the results of each window's panes.
 
-    ``worker``: whose it is, when that is settled in advance.
+    ``worker``: who does it, when that is fixed in advance.
     """
 
     work: Work

@@ -1,4 +1,4 @@
-"""Windows of many panes, at a cost per pane that does not depend on how many.
+"""Windows of many panes, at a cost per pane that does not depend on their number.
 
 Panes are grouped into *blocks* of as many as a window has, n. A window is then the end of one block and the beginning of
 the next. Of the block in progress its panes and their running merge from its beginning (*prefix*) are kept, of the block
@@ -33,7 +33,7 @@ from tidegate.streams.windows.state.runs import Groups, Run, Suffixes, side_by_s
 from tidegate.streams.windows.state.sparse import SparseTable, flat
 from tidegate.streams.windows.state.times import NEVER, Step
 
-SOME = 256  # keys looked at together
+SOME = 256  # keys processed together
 
 
 class BlockState(PaneState):
@@ -41,7 +41,7 @@ class BlockState(PaneState):
 
     def __init__(self, spec: WindowSpec, relation: Relation, results: Results) -> None:
         self.landmark = spec.kind == "landmark"
-        self.complete_to = NEVER  # panes below are complete, where the frontier is the stream's
+        self.complete_to = NEVER  # panes below it are complete, where the frontier is the stream's
         super().__init__(spec, relation, results)
 
     def _arrays(self) -> dict[str, Array]:
@@ -51,12 +51,12 @@ class BlockState(PaneState):
         }  # fmt: skip
 
     def _make_room(self, room: int) -> None:
-        self.slots = 1  # the ring has the open pane only
+        self.slots = 1  # the ring holds only the open pane
         super()._make_room(room)
         self.newest: Array = np.full(room, NEVER, "i8")  # the last pane with rows
         self.block: Array = np.full(room, NEVER, "i8")  # the block in progress
         self.suffix_block: Array = np.full(room, NEVER, "i8")
-        columns = self.per_window + 1  # behind the last pane of a block is always nothing
+        columns = self.per_window + 1  # there is never anything after the last pane of a block
         self.panes, self.suffix = SparseTable(self.fields, columns, room), SparseTable(self.fields, columns, room)
         self.prefix = {f.name: f.empty(room) for f in self.fields}
 
@@ -94,7 +94,7 @@ class BlockState(PaneState):
         return opened + sum(self._filled(slice(low, low + SOME), reached - n + 1) for low in range(0, count, SOME))
 
     def _filled(self, which: slice, needed: int) -> int:
-        """How many complete panes of these keys have rows and are needed still?"""
+        """How many complete panes of these keys have rows and are still needed?"""
         places, merged = np.arange(self.per_window), self.suffix.rows(ROWS, which)
         filled = self.panes.rows(ROWS, which)[:, :-1] > 0, merged[:, :-1] > merged[:, 1:]
         found = 0
@@ -117,7 +117,7 @@ class BlockState(PaneState):
         return Taken(lambda: self._commit(part, run, groups, prefix, suffixes, frontier), len(results), [], results)
 
     def _counted(self, part: Part) -> Run:
-        """Panes of tuples: complete are those whose last row has come."""
+        """Panes of tuples: those whose last row has arrived are complete."""
         complete = (part.seen + part.lengths) // self.pane
         done = part.pane < complete.take(part.key)
         return Run(part.codes.take(part.key), part.key, part.pane, part.partials, part.last, done)
@@ -150,7 +150,7 @@ class BlockState(PaneState):
         return Run(all_code, local[all_code], all_pane, partials, last, None)
 
     def _without_gaps(self, code: Array, pane: Array, reach: Array, upto: int) -> tuple[Array, Array]:
-        """Every (key, pane) that ends a window with rows in it: up to n panes behind each pane that has rows."""
+        """Every (key, pane) that ends a window with rows in it: up to n panes after each pane that has rows."""
         n, low = self.per_window, self.complete_to
         codes = np.concatenate([code, reach])
         first = np.concatenate([pane, np.full(len(reach), low)])
@@ -225,7 +225,7 @@ class BlockState(PaneState):
         place *= width
         place += groups.slot.take(inside)
         at, tables = groups.at.take(which), {}
-        fresh = None if self.by_count else ~np.isin(which, groups.begun)  # for tuples, every pane is written anew
+        fresh = None if self.by_count else ~np.isin(which, groups.begun)  # for tuples, every pane is rewritten
         for f in self.fields:
             tables[f.name] = table = self.panes.rows(f.name, at)
             if fresh is not None:
@@ -294,7 +294,7 @@ class BlockState(PaneState):
         return ends - starts
 
     def _with_suffix(self, groups: Groups, which: Array, merged: Partials, suffixes: Suffixes) -> Partials:
-        """Put the end of the block before in front of the windows' prefixes: one stored, or one just completed."""
+        """Merge the suffix of the previous block, stored or just completed, into the windows' prefixes."""
         group, slot = groups.of.take(which), groups.slot.take(which) + 1  # n: a window that begins with its block
         row = suffixes.row.take(group - 1)  # the last one, -1, for the first group
         anew = (row >= 0).nonzero()[0] if suffixes.tables else row[:0]
@@ -333,7 +333,7 @@ class BlockState(PaneState):
         if suffixes is not None and suffixes.tables:
             code = groups.code.take(suffixes.groups)
             if not self.by_count:
-                self.suffix_block[code] = groups.block.take(suffixes.groups)  # of several of one key the last one stays
+                self.suffix_block[code] = groups.block.take(suffixes.groups)  # of several of one key the last stays
             self.suffix.put_rows(code, suffixes.tables)
         if len(run.code):
             self._go_on(run, groups, prefix)
@@ -360,7 +360,7 @@ class BlockState(PaneState):
         if not self.by_count:
             last = groups.of.take(run.last)
             self.block[code] = groups.block.take(last)
-            if not self.landmark:  # where panes are missing, none of an earlier block may stand
+            if not self.landmark:  # where panes are missing, none of an earlier block may remain
                 inside = np.isin(groups.of, last).nonzero()[0]
                 owner, slot = owner.take(inside), slot.take(inside)
                 partials = {name: array.take(inside, axis=0) for name, array in partials.items()}

@@ -17,11 +17,11 @@ from tidegate.streams.windows.state.results import ResultRows, Results, Slide
 from tidegate.streams.windows.state.sizes import bytes_of
 from tidegate.streams.windows.state.times import NEVER, EventTime, Step
 
-LATE_SHOWN = 100  # of the rows that came too late, the newest are kept for people to see
+LATE_SHOWN = 100  # the newest of the late rows are kept for inspection
 
 
 class Frontier(NamedTuple):
-    """How far a batch brings the stream: the watermark, or else the number of batches, before and after it."""
+    """How far a batch advances the stream: the watermark, or else the number of batches, before and after it."""
 
     before: int
     after: int
@@ -29,7 +29,7 @@ class Frontier(NamedTuple):
 
 @dataclass
 class Taken:
-    """One batch worked out: what fires, in order, and how to make it so."""
+    """One batch, computed: what fires, in order, and how to commit it."""
 
     store: Callable[[], None]
     fired: int
@@ -54,7 +54,7 @@ class ColumnState(ABC):
 
     @property
     def watermark(self) -> int | None:
-        """The time before which no row is expected; None where there is none, or nothing has come yet."""
+        """The time before which no row is expected; None where there is none, or nothing has arrived yet."""
         return None if self.time is None or self.time.watermark == NEVER else self.time.watermark
 
     def slide(self, rows: Any, now_us: int = 0) -> Slide:
@@ -76,12 +76,12 @@ class ColumnState(ABC):
         return Slide(rows, taken.windows, taken.results, taken.fired, late, commit)
 
     def still(self) -> Slide:
-        """Nothing came on the window's stream: nothing fires, nothing changes."""
+        """Nothing arrived on the window's stream: nothing fires, nothing changes."""
         return Slide((), [], None if self.results is None else self.results.none(), 0, [], lambda: None)
 
     @abstractmethod
     def _take(self, columns: Columns, step: Step | None) -> Taken:
-        """Work out what these rows, in window order, do."""
+        """Compute what these rows, in window order, do."""
 
     def _frontier(self, step: Step | None) -> Frontier:
         if step is not None and self.time is not None and self.spec.by_time:
@@ -96,7 +96,7 @@ class ColumnState(ABC):
     def _held(self) -> int: ...
 
     def bytes_held(self) -> int:
-        """How much memory all that is kept takes."""
+        """The memory that everything kept takes."""
         time = self.time
         waiting = () if time is None else (time.waiting, time.times, time.sources)
         return bytes_of(self.late_rows, *waiting, *self._kept())
@@ -133,7 +133,7 @@ class ColumnState(ABC):
 
 
 def needed_columns(spec: WindowSpec, relation: Relation) -> list[str]:
-    """The columns of the stream that have to be looked at."""
+    """The columns of the stream that are needed."""
     if spec.compute is None or callable(spec.until):
         return relation.column_names
     named: Iterable[str | None] = (

@@ -81,7 +81,7 @@ class Columns:
         return Columns(self.relation, length, values, valid)
 
     def protected(self) -> Columns:
-        """The same, not to be written to: it is handed to code of the user."""
+        """The same, read-only: it is passed to the user's code."""
         for array in self.values.values():
             array.flags.writeable = False
         for mask in self.valid.values():
@@ -115,14 +115,14 @@ class Columns:
 
     @property
     def rows(self) -> tuple[Any, ...]:
-        """The rows as named tuples. Every column must be there."""
+        """The rows as named tuples. All columns must be present."""
         if self._rows is None:
             columns = [self.python(name) for name in self.relation.index_of]
             self._rows = tuple(map(self.relation.row._make, zip(*columns, strict=True)))
         return self._rows
 
     def tuples(self) -> list[tuple[Any, ...]]:
-        """Row by row the values of the columns there are."""
+        """Row by row the values of the columns present."""
         return list(zip(*(self.python(name) for name in self.values), strict=True))
 
     def to_arrow(self) -> pa.Table:

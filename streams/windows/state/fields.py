@@ -3,7 +3,7 @@
 A pane is folded row by row, in order, continuing from what was there: its partial does not depend on how its rows were
 split into batches. Partials are merged in the order of their panes, in a way that depends on the panes' numbers alone.
 So a window's result is the same, to the last bit, whatever the batches were. NaN and infinity are values like any other:
-whoever folds or merges turns numpy's warnings about them off.
+callers that fold or merge turn off numpy's warnings about them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from tidegate.streams.windows.state.columns import Array, Columns
 
-Has = Any  # which panes have rows, as an array; None where no field of the window asks
+Has = Any  # which panes have rows, as an array; None where no field of the window needs it
 FieldName = tuple[str, str | None]  # its kind, and the column it is of
 Partials = dict[FieldName, Array]
 ROWS: FieldName = ("Counted", None)  # the field that says how many rows a pane has
@@ -36,7 +36,7 @@ class Segments:
 
     @cached_property
     def places(self) -> Array:
-        """``ids`` behind one place for what each segment goes on from."""
+        """``ids`` with one leading place for what each segment continues from."""
         return np.concatenate([np.arange(self.number), self.ids])
 
 
@@ -44,7 +44,7 @@ class Field(ABC):
     """One number (or a few) per pane. Equal fields of several aggregates are kept once."""
 
     width = 1
-    asks = False  # does a merge ask which panes have rows?
+    asks = False  # does a merge need to know which panes have rows?
 
     def __init__(self, column: str | None, dtype: Any = None) -> None:
         self.column = column
@@ -63,7 +63,7 @@ class Field(ABC):
 
     @abstractmethod
     def fold(self, columns: Columns, segments: Segments, carried: Array, continued: Array) -> Array:
-        """The segments' partials, going on from ``carried`` where ``continued`` says there was something."""
+        """The segments' partials, continuing from ``carried`` where ``continued`` says there is something."""
 
     @abstractmethod
     def merge(self, one: Array, two: Array, has_one: Has, has_two: Has) -> Array:
@@ -95,7 +95,7 @@ class Field(ABC):
             some = None if now is None else some | now
 
     def _values(self, columns: Columns, segments: Segments) -> tuple[Array, Array, bool]:
-        """The column's values that are not NULL, the segment of each, and whether that is all of them."""
+        """The column's values that are not NULL, the segment of each, and whether none was NULL."""
         assert self.column is not None
         values, mask = _plain(columns.values[self.column]), columns.valid[self.column]
         if mask is None:
@@ -119,7 +119,7 @@ class _Ufunc(Field):
         return merged
 
     def merged(self, table: Array, has: Has) -> Array:
-        # numpy adds floats of one column in another order than those of several; accumulate does not
+        # numpy sums the floats of one column in a different order than those of several; accumulate does not
         found: Array = self.ufunc.accumulate(table, axis=0)[-1] if self.in_order else self.ufunc.reduce(table, axis=0)
         return found
 
@@ -160,8 +160,8 @@ class Summed(_Ufunc):
         return 0
 
     def fold(self, columns: Columns, segments: Segments, carried: Array, continued: Array) -> Array:
-        """numpy adds in an order of its own, but subtracts in the order given: −(((−c − a) − b) − …) is ((c + a) + b) + …
-        to the last bit, but for the signs of zero and NaN, which are made the same here.
+        """numpy adds in its own order, but subtracts in the order given: −(((−c − a) − b) − …) is ((c + a) + b) + …
+        to the last bit, except for the signs of zero and NaN, which are made the same here.
         """
         assert self.column is not None
         values, mask = columns.values[self.column], columns.valid[self.column]
@@ -232,7 +232,7 @@ class Greatest(_Extreme):
 
 
 class _Chosen(Field):
-    """A value of one row, NULL not being possible."""
+    """The value of one row, which can't be NULL."""
 
     asks = True
 

@@ -25,7 +25,7 @@ from tidegate.streams.windows.state.results import ResultRows, Slide
 from tidegate.streams.windows.state.sizes import bytes_of
 from tidegate.streams.windows.state.times import NEVER
 
-SPARE_CODES = 1_000  # key codes that may stay though no row held has them
+SPARE_CODES = 1_000  # key codes that may remain although no held row has them
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Rows:
 
 class Arrival(NamedTuple):
     """A batch of one side: the rows to take in and their places in it; the watermark after each row of the batch (one
-    that is not taken in moves it all the same) and after all; rows that came too late.
+    that is not taken in still moves it) and after all; rows that came too late.
     """
 
     rows: Rows
@@ -88,7 +88,7 @@ class JoinState:
         self.sides = [self._rows(side, ()) for side in (0, 1)]
         self.watermarks = [NEVER, NEVER]
         self.clock = NEVER
-        self.heard: list[int | None] = [None, None]  # when each side last brought something, µs
+        self.heard: list[int | None] = [None, None]  # when rows of each side last arrived, µs
         self.came = [0, 0]  # rows of each side so far
         self.fired = 0  # results so far
         self.late = 0
@@ -96,7 +96,7 @@ class JoinState:
 
     @property
     def watermark(self) -> int | None:
-        """The time up to which results are out (or, best effort, rows are forgotten); None before there is one."""
+        """The time up to which results were emitted (or, best effort, rows were dropped); None before there is one."""
         return None if self.clock == NEVER else self.clock
 
     # ---- taking in
@@ -185,7 +185,7 @@ class JoinState:
     # ---- coordinated
 
     def _match_within(self, sides: list[Rows], clock: int, found: Found) -> list[Rows]:
-        """Matches whose later row the joint watermark has gone past with this batch; rows that stayed without."""
+        """Matches whose later row the joint watermark has passed with this batch, and rows that found no match."""
         spec = self.spec
         left, right = sides
         ready = [np.flatnonzero(rows.times < clock) for rows in sides]
@@ -246,14 +246,14 @@ class JoinState:
     # ---- best effort
 
     def _match_at_once(self, sides: list[Rows], arrivals: list[Arrival], clock: int, found: Found) -> list[Rows]:
-        """Each new row, the left ones first, with all that came before it and is not forgotten by then."""
+        """Each new row, the left ones first, with everything that came before it and is still held."""
         spec = self.spec
         after = np.maximum.accumulate(np.concatenate([[self.clock], *(arrival.reached for arrival in arrivals)]))
         before, after = after[:-1], after[1:]
         held = [len(rows) - len(arrival.rows) for rows, arrival in zip(sides, arrivals, strict=True)]
         steps = [arrivals[0].places, len(arrivals[0].reached) + arrivals[1].places]  # when each new row comes
         matched = [rows.matched.copy() for rows in sides]
-        known = [len(sides[0]), held[1]]  # how much of a side is there when the other side's rows come
+        known = [len(sides[0]), held[1]]  # how much of a side is held when the other side's rows come
         for side in (0, 1):
             mine, theirs = sides[side], sides[1 - side]
             new = np.arange(held[side], len(mine))
@@ -314,17 +314,17 @@ class JoinState:
         return EPOCH + dt.timedelta(microseconds=at) if self.spec.timed else at
 
     def still(self) -> Slide:
-        """Nothing came on either stream: nothing fires, nothing changes."""
+        """Nothing arrived on either stream: nothing fires, nothing changes."""
         return Slide(((), ()), [], ResultRows.of_rows(self.output.relation, []), 0, [], lambda: None)
 
     # ---- what is held
 
     def held(self) -> int:
-        """How many rows are kept for results that can still come."""
+        """How many rows are kept for results that are still possible."""
         return sum(map(len, self.sides))
 
     def bytes_held(self) -> int:
-        """How much memory all that is kept takes."""
+        """The memory that everything kept takes."""
         return bytes_of(self.sides, self._codes.codes, self.late_rows)
 
     def contents(self) -> Any:
@@ -344,7 +344,7 @@ class JoinState:
         return rows, list(self.watermarks), list(self.heard), list(self.came)
 
     def _number_keys_anew(self) -> None:
-        """Forget the keys that nobody has any more."""
+        """Drop the keys that no row has any more."""
         self._codes = KeyCodes()
         self.sides = [
             replace(side, codes=self._codes.of(side.columns, self._keys[number]))

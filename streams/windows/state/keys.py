@@ -17,7 +17,7 @@ class Groups(NamedTuple):
     """The keys; the rows sorted by key (``order``: their places), and each key's run."""
 
     keys: list[Key]
-    order: Array | None  # None: there is one key, and rows stay as they are
+    order: Array | None  # None: there is one key, and the rows keep their order
     starts: Array
     ends: Array
 
@@ -46,14 +46,14 @@ def grouped(columns: Columns, by: Sequence[str]) -> Groups:
 
 
 def _near(columns: Columns, name: str) -> Groups | None:
-    """Whole numbers that lie near each other need no dictionary."""
+    """Integers in a narrow range need no dictionary."""
     array = columns.values[name]
     if array.dtype.kind != "i" or columns.valid[name] is not None:
         return None
     low, high = int(array.min()), int(array.max())
     if high - low >= 1 << 16:
         return None
-    codes = (array - low).astype("u1" if high - low < 1 << 8 else "u2")  # the smaller, the quicker to sort
+    codes = (array - low).astype("u1" if high - low < 1 << 8 else "u2")  # the smaller the type, the faster the sort
     counts = np.bincount(codes)
     present = np.flatnonzero(counts)
     ends = np.cumsum(counts[present])

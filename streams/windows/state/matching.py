@@ -40,7 +40,7 @@ def matches(codes: Array, low: Array, high: Array, other_codes: Array, other_x: 
     """Pairs (i, j) with ``codes[i] == other_codes[j]`` and ``low[i] <= other_x[j] <= high[i]``, by i.
 
     The others are sorted by (code, x); the partners of i are then a run, which two binary searches find. To search for
-    both at once, x is replaced by its rank among the x there are.
+    both at once, x is replaced by its rank among all x.
     """
     mine = np.flatnonzero((codes != NO_KEY) & np.isin(codes, other_codes))
     theirs = np.flatnonzero((other_codes != NO_KEY) & np.isin(other_codes, codes))
@@ -68,13 +68,13 @@ def spread(first: Array, last: Array) -> tuple[Array, Array]:
 
 
 class Found:
-    """Results on their way: a row of each side (-1: none), the window they share, and what they are ordered by."""
+    """Results being collected: a row of each side (-1: none), the window they share, and their sort key."""
 
     def __init__(self) -> None:
         self._parts: list[list[Array]] = []
 
     def add(self, left: Any, right: Any, window: Any, *order: Any) -> None:
-        """More results; what is one number stands for all of them."""
+        """More results; a single number applies to all of them."""
         columns = np.broadcast_arrays(*(np.asarray(part, "i8") for part in (left, right, window, *order)))
         if columns[0].size:
             self._parts.append([np.atleast_1d(column) for column in columns])

@@ -1,4 +1,4 @@
-"""Windows worked out pane by pane: each pane's rows are handed to the function once, then only its result is kept.
+"""Windows computed pane by pane: each pane's rows are passed to the function once, then only its result is kept.
 
 Panes are gcd(W, S) long (a landmark window's: S), so that every window is a row of whole panes::
 
@@ -56,7 +56,7 @@ class _Due:
 
 
 class PaneResultState(ColumnState):
-    """A context-free window over a function that can be decomposed."""
+    """A context-free window over a decomposable function."""
 
     results: Results
 
@@ -117,7 +117,7 @@ class PaneResultState(ColumnState):
         return np.arange(kept.seen, kept.seen + len(columns))
 
     def _complete(self, key: Key, kept: Kept, places: Array, frontier: Frontier) -> _Due:
-        """Take the panes that the frontier has passed out of the rows."""
+        """Remove the panes that the frontier has passed from the rows."""
         open_from = frontier.after // self.pane * self.pane
         if not kept.x or int(kept.x[0][0]) >= open_from:
             return _Due(key, kept, places, frontier, [])
@@ -135,7 +135,7 @@ class PaneResultState(ColumnState):
         return _Due(key, kept, places, frontier, complete)
 
     def _finish_panes(self, dues: list[_Due]) -> None:
-        """Hand every complete pane to the function, all of the batch at once."""
+        """Pass every complete pane to the function, all of the batch at once."""
         complete = [extent for due in dues for extent in due.complete]
         returned = iter(self.plan.panes(complete)) if complete else iter(())
         for due in dues:

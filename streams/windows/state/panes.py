@@ -1,8 +1,9 @@
-"""Context-free windows over aggregates that a few numbers per pane are enough for. No row is kept.
+"""Context-free windows over aggregates for which a few numbers per pane are enough. No rows are kept.
 
-All keys of a batch are worked on at once. Rows, sorted by key, fall into *segments*: runs of one key and one pane. Each
-segment is folded into the pane's partial aggregates, going on from what the pane has already. A window that fires merges
-its panes. Every key has a ring of the last n + 1 panes, n = W/pane, each slot tagged with the number of its pane.
+All keys of a batch are processed at once. Rows, sorted by key, fall into *segments*: runs of one key and one pane. Each
+segment is folded into the pane's partial aggregates, continuing from what the pane already has. A window that fires
+merges its panes. Every key has a ring of the last n + 1 panes, n = W/pane, each slot tagged with the number of its
+pane.
 
 When there are many panes to a window, merging them all each time would cost too much: see :mod:`.blocks`.
 """
@@ -27,13 +28,13 @@ from tidegate.streams.windows.state.segments import Cuts, by_count, by_time, of_
 from tidegate.streams.windows.state.times import NEVER, Step
 
 MERGED_DIRECTLY = 16  # panes to a window, at most: where blocks begin to cost less
-MANY = 1_000  # keys, before looking for some to forget
+MANY = 1_000  # keys, before looking for some to drop
 
 
 class Part(NamedTuple):
-    """One batch by key and pane. ``codes``: each key's place in the state; ``new``: the keys that it brings; ``seen``: how many
-    rows of each key came before, ``lengths``: how many now; ``key``, ``pane``: of each segment; ``first``, ``last``: of each key
-    its first and its last.
+    """One batch by key and pane. ``codes``: each key's place in the state; ``new``: the keys that are new; ``seen``:
+    how many rows of each key came before, ``lengths``: how many now; ``key``, ``pane``: of each segment; ``first``,
+    ``last``: of each key its first and its last.
     """
 
     groups: Groups
@@ -136,7 +137,7 @@ class PaneState(ColumnState):
         groups = grouped(columns, self.spec.by)
         codes, new = self._codes(groups.keys)
         lengths = groups.ends - groups.starts
-        seen = self._seen(codes, new) if self.by_count else lengths  # asked for by windows of tuples only
+        seen = self._seen(codes, new) if self.by_count else lengths  # needed by windows of tuples only
         if not len(codes):
             nothing = np.empty(0, "i8")
             partials = {f.name: f.empty(0) for f in self.fields}
@@ -159,7 +160,7 @@ class PaneState(ColumnState):
         return Part(groups, codes, new, seen, lengths, cuts.key, cuts.pane, cuts.first, cuts.last, partials)
 
     def _codes(self, keys: list[Key]) -> tuple[Array, list[Key]]:
-        """Each key's place in the state, and those not in it yet, which come behind."""
+        """Each key's place in the state, and those not in it yet, which follow."""
         known, new = self.codes, []
         codes = [known.get(key, -1) for key in keys]
         if -1 in codes:
@@ -175,15 +176,15 @@ class PaneState(ColumnState):
         return seen if known is True else seen * known
 
     def _carried(self, codes: Array, new: list[Key], cuts: Cuts) -> tuple[Array, Array]:
-        """The segments that go on with a pane there is, and where it stands. Rows come in window order, so that only a key's
-        first can be one.
+        """The segments that continue an existing pane, and where it is. Rows come in window order, so only a key's
+        first segment can be one.
         """
         place, known = self._found(codes, cuts.pane.take(cuts.first), new)
         going_on = known.nonzero()[0]
         return cuts.first.take(going_on), place.take(going_on)
 
     def _fold(self, inputs: Columns, segments: Segments, first: Array, place: Array) -> Partials:
-        """Each segment's partials, of ``first`` going on with the panes at ``place``."""
+        """Each segment's partials, those of ``first`` continuing the panes at ``place``."""
         continued = np.zeros(segments.number, bool)
         continued[first] = True
         partials = {}
@@ -194,14 +195,14 @@ class PaneState(ColumnState):
         return partials
 
     def _found(self, codes: Array, panes: Array, new: list[Key]) -> tuple[Array, Array]:
-        """Where the ring would have these panes, and whether it has."""
+        """Where the ring would hold these panes, and whether it does."""
         at, known = self._stored(codes, new)
         place = at * self.slots + panes % self.slots if self.slots > 1 else at
         there: Array = self.flat_tags.take(place) == panes
         return place, there if known is True else there & known
 
     def _stored(self, codes: Array, new: list[Key]) -> tuple[Array, Any]:
-        """Where the state has these keys (0 for those it has not), and which it has."""
+        """Where the state has these keys (0 for unknown ones), and which it has."""
         if not new:
             return codes, True
         known = codes < len(self.keys)
@@ -299,12 +300,12 @@ class PaneState(ColumnState):
 
     def _store_panes(self, part: Part) -> None:
         place = part.codes[part.key] * self.slots + part.pane % self.slots
-        self.flat_tags[place] = part.pane  # of two panes in one slot the later one stays
+        self.flat_tags[place] = part.pane  # of two panes in one slot the later one is kept
         for f in self.fields:
             self.flat[f.name][place] = part.partials[f.name]
 
     def _let_go(self) -> None:
-        """Forget keys without any pane that can still fire, when they have become many."""
+        """Drop keys without any pane that can still fire, when there are many."""
         if self.by_count or len(self.keys) < self._many:
             return
         live = np.flatnonzero(self._live().any(axis=1))
@@ -340,7 +341,7 @@ class PaneState(ColumnState):
 
 
 class Names:
-    """The keys by their codes: those of the state, then those that a batch brings."""
+    """The keys by their codes: those of the state, then the new ones of a batch."""
 
     def __init__(self, known: list[Key], new: list[Key]) -> None:
         self.known = known
@@ -361,8 +362,8 @@ class Names:
 
 
 def fields_of(aggregates: Aggregates, relation: Relation, by_count: bool) -> list[Field]:
-    """The fields all aggregates need, each once. The number of rows is one of them, and stands for the number of values of
-    every column that has no NULLs; windows of tuples know it without.
+    """The fields all aggregates need, each once. The number of rows is one of them, and equals the number of values of
+    every column without NULLs; windows of tuples know it anyway.
     """
     found: dict[FieldName, Field] = {} if by_count else {ROWS: Counted()}
     for aggregate in aggregates.named.values():
@@ -377,7 +378,7 @@ def _counts_rows(field: Field, relation: Relation) -> bool:
 
 
 def results_of(state: PaneState, names: Names, codes: Array, numbers: Array, merged: Partials) -> ResultRows:
-    """Results of windows whose fields have been merged; keys, bounds and rows are made when they are asked for."""
+    """Results of windows whose fields have been merged; keys, bounds and rows are made on demand."""
     results, aggregates = state.results, state.aggregates
     rows = merged[ROWS] if ROWS in merged else state.rows_in(numbers)
     partials = {ROWS: rows} | {("Counted", name): rows for name in aggregates.columns(state.relation)} | merged
@@ -407,7 +408,7 @@ def results_of(state: PaneState, names: Names, codes: Array, numbers: Array, mer
 
 
 def _some(mask: Array | None) -> Array | None:
-    """A mask only where it masks something."""
+    """The mask, or None when it masks nothing."""
     return None if mask is None or mask.all() else mask
 
 

@@ -1,4 +1,4 @@
-"""What a procedure sees of a window after its batch has been taken in."""
+"""What a procedure sees of a window after its batch was taken in."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Results:
         return (*window.key, window.number, self.bound(window.start), self.bound(window.end))
 
     def bound(self, value: Any) -> Any:
-        """A bound as people read it."""
+        """A bound in readable form."""
         return EPOCH + dt.timedelta(microseconds=int(value)) if self.as_time else value
 
 
@@ -75,7 +75,7 @@ def bound_type(spec: WindowSpec, relation: Relation) -> str:
 class ResultRows(Sequence[Any]):
     """A window's results: a sequence of rows, held as columns. ``results["mean"]`` is a column as a numpy array.
 
-    Rows are Python objects, and cost accordingly; they are made when the first is asked for. ``ready``: the columns that
+    Rows are Python objects, and cost accordingly; they are made on first access. ``ready``: the columns that
     need no work, ``complete``: makes them all.
     """
 
@@ -158,7 +158,7 @@ class WindowState(Protocol):
 
     @property
     def late(self) -> int:
-        """How many rows so far that came too late."""
+        """How many rows have come too late so far."""
 
     @property
     def late_rows(self) -> Any:
@@ -168,13 +168,13 @@ class WindowState(Protocol):
         """What taking in a batch would do. Nothing changes until the slide is committed."""
 
     def still(self) -> Any:
-        """What a procedure sees when nothing came on the window's stream: nothing fires, nothing changes."""
+        """What a procedure sees when nothing arrived on the window's stream: nothing fires, nothing changes."""
 
     def held(self) -> int:
         """How many rows (or panes) are kept for windows that can still fire."""
 
     def bytes_held(self) -> int:
-        """How much memory all that is kept takes (:mod:`.sizes`)."""
+        """The memory that everything kept takes (:mod:`.sizes`)."""
 
     @property
     def watermark(self) -> int | None:

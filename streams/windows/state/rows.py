@@ -1,6 +1,6 @@
 """Windows that keep their rows: for functions of whole windows, and for kinds whose rows decide what is in them.
 
-Each kind is a *cutter*: from the rows kept for one key, and those that came, it says which windows fire and which rows
+Each kind is a *cutter*: from the rows kept for one key, and the new ones, it decides which windows fire and which rows
 can still be in a later one.
 """
 
@@ -40,13 +40,13 @@ class Held:
     mark: float | None = None
 
     def joined(self) -> tuple[Columns, Array]:
-        """The rows and their coordinates in one piece each, which they stay."""
+        """The rows and their coordinates, joined into one piece each and kept so."""
         if len(self.parts) != 1:
             self.parts, self.x = (Columns.joined(self.parts),), (np.concatenate(self.x),)
         return self.parts[0], self.x[0]
 
     def keeping(self, columns: Columns, x: Array, which: Any) -> Held:
-        """The same with only these rows; a small rest is copied, so that the large array it is part of can go."""
+        """The same with only these rows; a small remainder is copied, so that its large array can be freed."""
         kept = columns.take(which) if isinstance(which, np.ndarray) else columns.slice(which, len(columns))
         kept_x = x[which] if isinstance(which, np.ndarray) else x[which:]
         if not len(kept):
@@ -69,11 +69,11 @@ class Cut(NamedTuple):
 
 
 class Cutter:
-    """Base of the kinds. ``places``: where each new row stands in its batch."""
+    """Base of the kinds. ``places``: the place of each new row in its batch."""
 
     sweeps = False  # do keys without new rows fire too, when the frontier moves?
     by_count = False  # is the frontier the number of the key's rows?
-    counts = True  # does it matter how many rows or windows a key had, when none is left?
+    counts = True  # do the counts of rows and windows of a key matter when no row is left?
 
     def __init__(self, spec: WindowSpec) -> None:
         self.spec = spec
@@ -87,7 +87,7 @@ class Cutter:
         return held.rows > 0
 
     def cut(self, held: Held, new: int, places: Array, frontier: Frontier) -> tuple[list[Cut], Held]:
-        """What fires, and what is kept. The last ``new`` of the rows held have just come."""
+        """What fires, and what is kept. The last ``new`` of the rows held have just arrived."""
         raise NotImplementedError
 
 
@@ -138,7 +138,7 @@ class RangeCutter(Cutter):
         return fired, held.keeping(columns, x, self.first_needed(x, frontier.after))
 
     def ends(self, frontier: Frontier) -> bool:
-        """Does any window end between the two? Otherwise nothing fires, and nothing can be let go."""
+        """Does any window end between the two? Otherwise nothing fires, and nothing can be dropped."""
         shift, slide = self.spec.slide if self.landmark else self.spec.size, self.spec.slide
         return bool((frontier.before - shift) // slide != (frontier.after - shift) // slide)
 

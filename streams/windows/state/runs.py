@@ -1,6 +1,6 @@
 """Panes of a batch in *groups*, the runs of one key and one block (:mod:`.blocks`), side by side so that one scan works on all.
 
-Each group is a row of a table; its first place is for what the block has from earlier batches, the panes follow::
+Each group is a row of a table; its first place holds what the block has from earlier batches, the panes follow::
 
     n = 4, key a has panes 2 … 5, key b pane 9        before  panes
                                         a, block 0    ▪       2  3
@@ -21,7 +21,7 @@ ROOMY = 8  # places in a table for each pane in it, at most
 
 
 class Run(NamedTuple):
-    """Panes, by key and number; those left out have no rows and end no window that has.
+    """Panes, by key and number; those left out have no rows and do not end a window that has.
 
     ``local``: the key's place in the batch, or -1; ``last``: each key's last pane; ``done``: which are complete (None: all), of a
     key all but the last.
@@ -38,8 +38,8 @@ class Run(NamedTuple):
 class Groups(NamedTuple):
     """Where each group begins and ends, its key and block; of each pane its group, and its place in its block.
 
-    ``at``: the key's place in the state (0 for those it has not); ``begun``: the groups that go on with a block the state
-    has in progress; ``row``: where each group's row begins in a table, ``place``: where each pane stands.
+    ``at``: the key's place in the state (0 for unknown ones); ``begun``: the groups that continue a block in progress;
+    ``row``: where each group's row begins in a table, ``place``: where each pane is.
     """
 
     starts: Array
@@ -55,7 +55,7 @@ class Groups(NamedTuple):
     tables: list[tuple[int, int, int]]  # first place, height, width
 
     def scanned(self, field: Field, before: Array, partials: Array, has: Array | None) -> Array:
-        """Of each place the merge of its row up to it. ``before``: what the blocks that have begun had."""
+        """Of each place the merge of its row up to it. ``before``: what the blocks in progress had."""
         places = field.empty(self._size())
         places[self.row.take(self.begun)] = before
         places[self.place] = partials
@@ -89,7 +89,7 @@ class Suffixes(NamedTuple):
 
 
 def side_by_side(lengths: Array) -> tuple[Array, list[tuple[int, int, int]]]:
-    """Where the row of each group begins, and the tables: one, unless it would be mostly empty; then no group stands beside
+    """Where the row of each group begins, and the tables: one, unless it would be mostly empty; then no group is beside
     one of more than twice its length.
     """
     count = len(lengths)

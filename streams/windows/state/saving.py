@@ -1,7 +1,7 @@
-"""Window state as bytes: arrays as they lie in memory, columns of text and decimals as Arrow, everything else as msgpack.
+"""Window state as bytes: arrays as in memory, columns of text and decimals as Arrow, everything else as msgpack.
 
 A checkpoint writes all that a window holds, so what counts is the cost of a row: no Python step for each value.
-Reading it back makes values of the kinds named here and nothing else: no bytes in a base can have code run.
+Reading it back makes values of the kinds named here and nothing else: no bytes in a base can execute code.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tidegate.storage.schema import Relation
 from tidegate.streams.windows.state.columns import Columns, array_of
 
 AS_ARROW = frozenset({"text", "decimal"})
-DEEPEST = 50  # how deep containers may lie in one another
+DEEPEST = 50  # how deep containers may be nested
 PLAIN = frozenset({
     type(None), bool, int, float, bytes, Decimal, uuid.UUID, dt.datetime, dt.date, dt.time, dt.timedelta
 })  # fmt: skip
@@ -34,14 +34,14 @@ MAPPINGS: dict[str, type[dict[Any, Any]]] = {kind.__name__.lower(): kind for kin
 
 
 def unstorable(value: Any, relation: Relation, depth: int = 0) -> str | None:
-    """What in ``value`` can't be kept exactly, in words: it would not come back as it is. None: all of it can."""
+    """What in ``value`` can't be kept exactly, in words: it would come back changed. None: all of it can be kept."""
     kind = type(value)
     if kind in PLAIN:
         return None
     if kind is str:
-        return None if _is_unicode(value) else f"text that is no Unicode ({value[:40]!r})"
+        return None if _is_unicode(value) else f"text that is not valid Unicode ({value[:40]!r})"
     if depth > DEEPEST:
-        return f"containers that lie more than {DEEPEST} deep in one another"
+        return f"containers nested more than {DEEPEST} levels deep"
     inside: Iterable[Any]
     if isinstance(value, np.generic) or kind is np.ndarray:
         if not value.dtype.hasobject:
@@ -75,7 +75,7 @@ def pack(value: Any, relation: Relation | None = None) -> bytes:
 
 
 def unpack(saved: bytes, relation: Relation, names: Sequence[str]) -> Any:
-    """What :func:`pack` was given. Columns are ``names`` of ``relation``; one that it has got since is NULL."""
+    """What :func:`pack` was given. Columns are ``names`` of ``relation``; one that was added since is NULL."""
     return _unpacked(msgspec.msgpack.decode(saved), relation, names)
 
 
@@ -110,7 +110,7 @@ def _packed(value: Any, relation: Relation | None) -> Any:
 
 
 def _array(array: Any, relation: Relation | None) -> Any:
-    """An array: as it lies in memory, but for fields, which numpy describes, and objects, which are written one by one."""
+    """An array: as it is in memory, except fields, which numpy describes, and objects, which are written one by one."""
     if array.dtype == object:
         return {"objects": [_packed(v, relation) for v in array.reshape(-1)], "shape": array.shape}
     if array.dtype.names is not None:

@@ -1,7 +1,7 @@
 """A batch by key and pane: its *segments*, the runs of rows of one key in one pane.
 
 Where segments begin follows from a few numbers for each key (panes of tuples), or from where the edges of panes fall among
-times that ascend: no row is looked at for it, unless there are several keys.
+times that ascend: no row is read for it, unless there are several keys.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from tidegate.streams.windows.state.columns import Array
 from tidegate.streams.windows.state.keys import Groups
 
-FEW = 8  # rows to a pane, on average, from which looking for the edges costs less than dividing
+FEW = 8  # rows per pane, on average, from which searching for the edges costs less than dividing
 
 
 class Cuts(NamedTuple):
@@ -43,7 +43,7 @@ def by_count(groups: Groups, seen: Array, lengths: Array, pane: int) -> Cuts:
     panes += (low - first).take(key)
     starts = panes * pane
     starts += (groups.starts - seen).take(key)
-    starts[first] = groups.starts  # the rest of a pane that there is
+    starts[first] = groups.starts  # the rest of an existing pane
     ends = np.empty_like(starts)
     ends[:-1], ends[-1:] = starts[1:], groups.ends[-1:]
     return Cuts(starts, ends, key, panes, first, last)

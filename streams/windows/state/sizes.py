@@ -1,7 +1,8 @@
 """How much memory a window's state takes.
 
-An array counts with the whole buffer that it keeps alive, and once, however many look at it. Python objects count with what
-they take themselves and what they refer to; of more than ``SAMPLE`` in one container so many, spread evenly, stand for all.
+An array counts with the whole buffer that it keeps alive, and once, however many views there are. Python objects count
+with their own size and what they refer to; in a container of more than ``SAMPLE``, that many, evenly spread, are taken
+as representative.
 """
 
 from __future__ import annotations
@@ -54,9 +55,7 @@ class _Walk:
             root = root.base
         if not self._first(root):
             return 0
-        own = sys.getsizeof(root) + (
-            0 if root.base is None else root.nbytes
-        )  # of Arrow's buffers it has the address only
+        own = sys.getsizeof(root) + (0 if root.base is None else root.nbytes)  # Arrow's buffers give only the address
         return own + self._all(root.reshape(-1)) if root.dtype == np.dtype(object) else own
 
     def _all(self, values: Collection[Any]) -> int:
@@ -64,7 +63,7 @@ class _Walk:
         return sum(picked) * len(values) // len(picked) if picked else 0
 
     def _first(self, value: Any) -> bool:
-        """Is it looked at for the first time?"""
+        """Is it seen for the first time?"""
         known = id(value) in self.seen
         self.seen.add(id(value))
         return not known

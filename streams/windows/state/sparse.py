@@ -1,4 +1,4 @@
-"""Tables of (key, pane) that take room only where something was written.
+"""Tables of (key, pane) that take memory only where something was written.
 
 A long row is cut into pages of about √n places, so that a key with one pane takes about 2√n numbers and not n; a short one is
 a page. Page 0 is always empty: what was never written is read from it. All fields share one index::
@@ -28,7 +28,7 @@ class SparseTable:
     def __init__(self, fields: Sequence[Field], columns: int, room: int) -> None:
         self.fields = fields
         self.shift = (columns - 1).bit_length() if columns <= SHORT else max(6, (columns.bit_length() + 1) // 2)
-        self.size = 1 << self.shift  # places in a page: a power of two, since dividing is slow
+        self.size = 1 << self.shift  # places in a page: a power of two, since division is slow
         self.per_row = -(-columns // self.size)
         self.width = self.per_row * self.size
         self.index: Array = np.zeros((room, self.per_row), "i8")
@@ -42,7 +42,7 @@ class SparseTable:
     # ---- reading
 
     def places(self, rows: Array, columns: Array) -> Array:
-        """Where these stand in the pools."""
+        """Where these are in the pools."""
         if self.per_row == 1:
             places: Array = self.index.reshape(-1).take(rows)
             places <<= self.shift
@@ -67,7 +67,7 @@ class SparseTable:
     # ---- writing
 
     def opened(self, rows: Array, columns: Array) -> Array:
-        """Where these stand in the pools, to be written to."""
+        """Where these are in the pools, for writing."""
         places = self.places(rows, columns)
         if len(places) and int(places.min()) < self.size:
             blank = places < self.size
@@ -80,7 +80,7 @@ class SparseTable:
         flat(self.pools[name])[places] = values
 
     def put_rows(self, which: Array, tables: Partials) -> None:
-        """Write whole rows; of several for one key the last one stays."""
+        """Write whole rows; of several for one key the last one is kept."""
         pages = self.index.take(which, axis=0)
         if not pages.all():
             cells = np.unique(which)[:, None] * self.per_row + np.arange(self.per_row)

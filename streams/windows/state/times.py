@@ -1,7 +1,7 @@
 """Event time: the watermark, the reorder buffer, and rows that come too late.
 
 The *watermark* is the time before which no row is expected any more: the largest time seen, minus ``delay``. It never
-goes back. A row is late when its time lies before the watermark as it was when the row came. Rows leave the reorder
+goes back. A row is late when its time is before the watermark at the moment the row arrived. Rows leave the reorder
 buffer in the order of their time (of equal times, in order of arrival) as soon as the watermark has reached them::
 
     delay = 2s      arrive       5s  7s  6s  9s  4s
@@ -53,7 +53,7 @@ class EventTime:
         self.watermark = NEVER
         self.waiting = Columns.empty(relation, names)
         self.times: Array = np.empty(0, "i8")
-        self.sources: dict[Any, tuple[int, int]] = {}  # source -> (largest time, when it was last heard of)
+        self.sources: dict[Any, tuple[int, int]] = {}  # source -> (largest time, when it last sent a row)
 
     def step(self, columns: Columns, now_us: int) -> Step:
         """What taking in ``columns`` would do."""
@@ -103,7 +103,7 @@ class EventTime:
     ) -> tuple[Array, int, dict[Any, tuple[int, int]]]:
         """The watermark before each row, and after all, when it follows the slowest source.
 
-        Who speaks is awake: a row does not come too late because its own source was silent.
+        A source that sends is awake: a row is not late because its own source was silent.
         """
         spec = self.spec
         assert spec.source is not None
@@ -115,7 +115,7 @@ class EventTime:
         ):
             before[i] = watermark
             reached = time + spec.delay if mark else time
-            for heard in list(sources) if mark and source is None else [source]:  # a punctuation of no source is of all
+            for heard in list(sources) if mark and source is None else [source]:  # without a source: for all
                 sources[heard] = max(reached, sources.get(heard, (NEVER, 0))[0]), now_us
             watermark = max(watermark, self._slowest(sources, now_us))
         return before, watermark, sources

@@ -1,7 +1,7 @@
 """Plain windows: tuples or whole batches in order of arrival, as Python rows, read by the procedure itself.
 
-What S-Store has, and the quickest for small batches. Until the first window is full there is a partial one: ``rows``
-then holds what has arrived so far.
+The windows of S-Store, and the fastest for small batches. Until the first window is full there is a partial one:
+``rows`` then holds what has arrived so far.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class TupleSlide(msgspec.Struct, eq=False, frozen=True):
     expired: tuple[Any, ...]
     _new: list[tuple[Row, ...]]
     _first: int  # the number of the oldest element that is held from now on
-    _windows: int  # windows fired so far, with those of this batch
-    _before: int  # and without
+    _windows: int  # windows fired so far, including this batch
+    _before: int  # and without it
 
     late: ClassVar[Sequence[Any]] = ()
     results: ClassVar[None] = None
@@ -104,14 +104,14 @@ class TupleState:
         new: list[tuple[Row, ...]] = [rows] if len(rows) == 1 or not self.counts else list(zip(rows))
         spec, elements = self.spec, self.elements
         held = len(elements)
-        if spec.slide == 1 == len(new) and held == spec.size:  # it was full, and slides by one: most often
+        if spec.slide == 1 == len(new) and held == spec.size:  # the most common case: it was full, and slides by one
             windows = self.windows
             return TupleSlide(self, rows, elements[0], new, self.first + 1, windows + 1, windows)
         total = self.first + held + len(new)
         if total < spec.size:
             return TupleSlide(self, rows, (), new, 0, 0, self.windows)
         windows = (total - spec.size) // spec.slide + 1
-        # what lies before the newest window's start has left it, and no later window reaches back to it
+        # rows before the newest window's start have left it, and no later window reaches back to them
         first = (windows - 1) * spec.slide
         expired: list[Any] = []
         for i in range(first - self.first):
@@ -119,7 +119,7 @@ class TupleState:
         return TupleSlide(self, rows, tuple(expired), new, first, windows, self.windows)
 
     def still(self) -> TupleSlide:
-        """Nothing came on the window's stream: nothing fires, nothing changes."""
+        """Nothing arrived on the window's stream: nothing fires, nothing changes."""
         return TupleSlide(self, (), (), [], self.first, self.windows, self.windows)
 
     @property

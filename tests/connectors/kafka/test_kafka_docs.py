@@ -91,7 +91,7 @@ def test_a_file_without_code(
     checked = connect("--check")
     told, complaints = checked.communicate(timeout=120)
     assert checked.returncode == 0, complaints
-    assert f"table {table} will be made" in told
+    assert f"table {table} will be created" in told
     for pieces in (1, 2):
         write(orders, avro(ORDER, {"item": "tea", "pieces": pieces}))
         at_work = connect()

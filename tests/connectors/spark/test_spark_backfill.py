@@ -65,13 +65,13 @@ def test_files_that_changed_and_other_mistakes(spark: Any, tmp_path: Path) -> No
     files = put_history(tmp_path / "history", 100, 2, "parquet")
     with tidegate.open(make_app(), tmp_path / "db") as engine:
         backfill(engine, spark, "vitals", files[:1], order_by=["seen"])
-        with pytest.raises(DataError, match="of another history: the files, their sizes or the order have changed"):
+        with pytest.raises(DataError, match="of a different history: the files, their sizes or the order have changed"):
             backfill(engine, spark, "vitals", files, order_by=["seen"])
         with pytest.raises(TidegateError, match=r"no column of vitals to order by 'seem'.*seen"):
             backfill(engine, spark, "vitals", files, order_by=["seem"])
         with pytest.raises(TidegateError, match="there is no file"):
             backfill(engine, spark, "vitals", [tmp_path / "nothing.parquet"], order_by=["seen"])
-        with pytest.raises(TidegateError, match="say --format"):
+        with pytest.raises(TidegateError, match="give --format"):
             backfill(engine, spark, "vitals", [tmp_path / "db"], order_by=["seen"])
         with pytest.raises(TidegateError, match="got 'xml'"):
             backfill(engine, spark, "vitals", files, order_by=["seen"], format="xml")
@@ -83,12 +83,12 @@ def test_files_that_changed_and_other_mistakes(spark: Any, tmp_path: Path) -> No
 BAD = {
     "number.csv": (
         "n,seen,value\n1,2026-01-01 00:00:00,80\n2,2026-01-01 00:00:01,high\n",
-        r"number.csv: Malformed records are detected .*For input string: \"high\".* the same command goes on",
+        r"number.csv: Malformed records are detected .*For input string: \"high\".* the same command",
     ),
     "column.csv": ("seen,value\n2026-01-01 00:00:00,80\n", r"column n \(BIGINT\) is missing"),
     "null.csv": (
         "n,seen,value\n1,2026-01-01 00:00:00,80\n,2026-01-01 00:00:01,81\n",
-        "no value for n in 1 of 2 rows, and stream vitals has NOT NULL there; no row of this run went in",
+        "no value for n in 1 of 2 rows, and stream vitals has NOT NULL there; no row of this run was fed",
     ),
     "half.json": ('{"n": 1, "seen": "2026-01-01T00:00:00", "value": 80}\n{"n":', r"half.json: .*Malformed records"),
     "no.parquet": ("hello", r"no.parquet: .*is not a Parquet file"),

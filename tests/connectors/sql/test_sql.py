@@ -90,16 +90,16 @@ def test_with_history_every_mark_stays(words: App, database: sa.Engine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("batch_id", "word", "told"), [(3, "other", "has other rows"), (1, "w1", "comes after batch 3")]
+    ("batch_id", "word", "told"), [(3, "other", "has other rows"), (1, "w1", "is sent after batch 3")]
 )
 def test_what_is_neither_new_nor_a_repeat_is_refused(
     words: App, database: sa.Engine, batch_id: int, word: str, told: str
 ) -> None:
-    """A second engine, or one that began anew, must not lose its batches silently."""
+    """A second engine, or one that started over, must not lose its batches silently."""
     sink = opened(words, database)
     for i in (2, 3):
         sink.send([batch_of(words, "words", i, (f"w{i}",))])
-    with pytest.raises(SinkError, match=f"{told}.*began anew"):
+    with pytest.raises(SinkError, match=f"{told}.*started over"):
         sink.send([batch_of(words, "words", batch_id, (word,))])
     assert rows(database, "SELECT word FROM target ORDER BY word") == [("w2",), ("w3",)]
 
@@ -116,7 +116,7 @@ def test_a_row_that_is_refused_leaves_nothing_of_its_send(words: App, database: 
         connection.execute(sa.text("CREATE TABLE target (word VARCHAR(99) CHECK (word <> 'bad'))"))
     sink = opened(words, database)
     good, bad = batch_of(words, "words", 1, ("good",)), batch_of(words, "words", 2, ("good",), ("bad",))
-    with pytest.raises(SinkError, match=r"did not take a batch of words .*(?i:check).*sent again"):
+    with pytest.raises(SinkError, match=r"did not accept a batch of words .*(?i:check).*sent again"):
         sink.send([good, bad])
     assert rows(database, "SELECT * FROM target") == rows(database, "SELECT * FROM tidegate_delivered") == []
     sink.send([good])

@@ -81,9 +81,11 @@ def test_a_query_with_other_names_and_bad_rows(open_engine: Open, database: sa.E
 
 def test_what_does_not_fit_is_told_at_the_start(open_engine: Open, database: sa.Engine) -> None:
     engine = open_engine(keeping("id BIGINT NOT NULL, colour VARCHAR NOT NULL"))
-    with pytest.raises(SourceError, match=r"'name', 'weight', 'on_day', which the stream has not; it lacks colour"):
+    with pytest.raises(
+        SourceError, match=r"'name', 'weight', 'on_day', which the stream does not have; it lacks colour"
+    ):
         engine.ingest("things", SqlSource(database, "things", "id"), background=True)
-    with pytest.raises(SourceError, match="no column 'place' to read on by"):
+    with pytest.raises(SourceError, match="no column 'place' to use as a cursor"):
         engine.ingest("things", SqlSource(database, "things", "place"))
     with pytest.raises(SourceError, match="can't read nothing") as refused:
         engine.ingest("things", SqlSource(database, "nothing", "id"))
@@ -202,7 +204,7 @@ def test_a_check_makes_no_slot_and_moves_none(open_engine: Open, tmp_path: Path,
     relation = app.streams["things"].relation
     source = PostgresChanges(changing, "things", slot="follow", ignore_unknown=True)
     found = source.check("in", relation, None)
-    assert found == ("slot follow will be made, publication follow will be made", 0)
+    assert found == ("slot follow will be created, publication follow will be created", 0)
     assert slots_and_publications(changing) == []
     engine = open_engine(app, tmp_path / "db")
     ingestion = engine.ingest("things", source, "in")
@@ -214,7 +216,7 @@ def test_a_check_makes_no_slot_and_moves_none(open_engine: Open, tmp_path: Path,
     found = PostgresChanges(changing, "things", slot="follow", ignore_unknown=True).check(
         "in", relation, engine.position("in")
     )
-    assert found.found == "slot follow is there, publication follow is there"
+    assert found.found == "slot follow exists, publication follow exists"
     assert found.lag is not None
     assert found.lag > 0
     assert slots_and_publications(changing) == before
@@ -233,12 +235,12 @@ def test_what_would_keep_changes_from_coming_is_told(
     source = PostgresChanges(changing, "things", slot="follow", ignore_unknown=True)
     for asked in (source.check, source.open):
         with pytest.raises(
-            SourceError, match=r"publication follow in .* is there, but without table things\. ALTER PUBL"
+            SourceError, match=r"publication follow in .* exists, but without table things\. ALTER PUBL"
         ):
             asked("in", relation, None)
     run(changing, "DROP PUBLICATION follow", "CREATE ROLE guest LOGIN", "GRANT USAGE ON SCHEMA public TO guest")
     guest = PostgresChanges(changing.url.set(username="guest"), "things", slot="follow", ignore_unknown=True)
-    with pytest.raises(SourceError, match=r"may not read from a slot .*REPLICATION.* or make a publication \(owner"):
+    with pytest.raises(SourceError, match=r"may not read from a slot .*REPLICATION.* or create a publication \(owner"):
         guest.check("in", relation, None)
     guest.close()
     run(changing, "DROP OWNED BY guest", "DROP ROLE guest")

@@ -43,7 +43,7 @@ def test_an_unknown_backend_or_folder_is_one_clear_line() -> None:
     assert (done.returncode, done.stderr.strip()) == (2, "tidegate: --backend abacus: use auto, local or spark")
     done = demo("--data", "nowhere")
     assert done.returncode == 2
-    assert "nowhere is no folder" in done.stderr
+    assert "nowhere is not a folder" in done.stderr
     done = demo("--patient", "5")
     assert (done.returncode, "give their folder with --data" in done.stderr) == (2, True)
 

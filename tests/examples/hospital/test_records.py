@@ -216,7 +216,7 @@ def test_wfdb_files() -> None:
 
 
 def test_folders_that_do_not_fit(tmp_path: Path) -> None:
-    with pytest.raises(TidegateError, match="is no folder"):
+    with pytest.raises(TidegateError, match="is not a folder"):
         Records(tmp_path / "nothing")
     with pytest.raises(TidegateError, match="no waveforms in"):
         Records(tmp_path)

@@ -89,7 +89,7 @@ def test_what_a_statement_touches(votes: Store) -> None:
         ("SELECT phone + name FROM votes", "Binder Error"),
         ("SELECT * FROM nope", "votes"),
         ("SELECT * FROM read_csv('x.csv')", "through a stream"),
-        ("SELECT * FROM 'x.csv'", "no table or stream"),
+        ("SELECT * FROM 'x.csv'", "not a table or stream"),
         ("SELECT * FROM duckdb_tables()", "through a stream"),
         ("SELECT * FROM information_schema.tables", "plain names"),
         ("SELECT nextval('s')", "replayed"),
@@ -278,7 +278,7 @@ def test_dml_with_other_relations(votes: Store) -> None:
     assert [tuple(row) for row in updated] == [(1, 5), (3, 8)]
     deleted = votes.run("DELETE FROM votes USING batch b WHERE b.phone = votes.phone RETURNING phone", view=view)
     assert [row.phone for row in deleted] == [1, 3]
-    with pytest.raises(AccessError, match="none of its inputs"):
+    with pytest.raises(AccessError, match="not one of its inputs"):
         votes.run("SELECT count(*) FROM batch", view=votes.view())
 
 

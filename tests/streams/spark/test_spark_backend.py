@@ -252,9 +252,7 @@ def test_workers_that_can_t_be_had_are_told_of_once_and_tried_again_by_the_next_
         engine.feed("points", POINTS, size=20)
     assert kept(engine) == expected(open_engine, w.whole(sums, "total DOUBLE, n BIGINT"))
     told = engine.plan("keep.recent").explain()
-    reason = (
-        "ModuleNotFoundError: No module named 'no_such_module'; Spark's Python workers lack that module: install there"
-    )
+    reason = "ModuleNotFoundError: No module named 'no_such_module'; Spark's Python workers lack that module: install it there"
     assert f"Spark did not start ({reason}" in told
     assert [line for line in told.splitlines() if line.startswith("note")] == [
         line for line in told.splitlines() if "windows are evaluated in this process: " + reason in line

@@ -71,7 +71,8 @@ def test_a_java_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("given", "words"), [(42, "got 42"), ("lokal[2]", "'lokal\\[2\\]' is no master URL"), ("", "'' is no master URL")]
+    ("given", "words"),
+    [(42, "got 42"), ("lokal[2]", "'lokal\\[2\\]' is not a Spark master URL"), ("", "'' is not a Spark master URL")],
 )
 def test_what_is_no_session_and_no_master_is_refused_at_once(given: Any, words: str) -> None:
     with pytest.raises(SparkUnavailable, match=words):

@@ -141,7 +141,7 @@ def test_versions_freed_at_commit_are_found(monkeypatch):
 
 def test_versions_kept_for_nobody_are_found(monkeypatch):
     monkeypatch.setattr(VersionedTable, "trim", lambda table, positions, commits=(), keys=None: None)
-    assert any("kept that nobody may read" in str(violation) for violation in violations(range(50)))
+    assert any("kept that no reader can reach" in str(violation) for violation in violations(range(50)))
 
 
 def test_an_index_that_forgets_a_row_is_found_in_the_step_that_did_it(monkeypatch):

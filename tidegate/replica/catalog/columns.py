@@ -1,8 +1,9 @@
-"""The relations of PostgreSQL's catalog that clients look at, with their columns as of version 15.
+"""The relations of PostgreSQL's catalog that clients use, with their columns as of version 15.
 
-One relation a paragraph: ``name | column:type ...``; types are i(nteger), o(bject number), b(igint), f(loat), t(ruth),
-a(rray of text), n and w (arrays of integers and of object numbers), v and x (vectors of them, which clients get as
-numbers with blanks between), z (timestamp with time zone); text without one. Relations that have nothing to show here stay empty.
+One relation per paragraph: ``name | column:type ...``; types are i(nteger), o(bject number), b(igint), f(loat),
+t(ruth), a(rray of text), n and w (arrays of integers and of object numbers), v and x (vectors of them, which clients
+get as numbers separated by blanks), z (timestamp with time zone); text without one. Relations that have nothing to show
+here stay empty.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 TYPES = {
     "": "VARCHAR",
     "i": "INTEGER",
-    "o": "UINTEGER",  # told from other numbers by its type, see tidegate.replica.wire.types
+    "o": "UINTEGER",  # distinguished from other numbers by its type, see tidegate.replica.wire.types
     "b": "BIGINT",
     "f": "DOUBLE",
     "t": "BOOLEAN",

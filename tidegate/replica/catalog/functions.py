@@ -52,7 +52,7 @@ _COLUMN = (
     "AND tg_a.attnum = tg_i.indkey[c] WHERE tg_i.indexrelid = o)"
 )
 
-# name -> one or more "(parameters) AS expression"; aliases inside must not meet those of the query around them
+# name -> one or more "(parameters) AS expression"; aliases inside must not clash with those of the surrounding query
 MACROS: dict[str, tuple[str, ...]] = {
     "version": (f"() AS 'PostgreSQL {VERSION} (tidegate query replica, DuckDB)'",),
     "current_database": ("() AS 'tidegate'",),

@@ -50,7 +50,7 @@ def rewritten(sql: str) -> str:
     if len(sql) > LONGEST:
         raise QueryRefused(f"a catalog query of {len(sql):,} characters; at most {LONGEST:,}", sqlstate="54001")
     sql = plain_types(sql)
-    # psql's way to name an operator by its schema, which no other dialect has
+    # psql qualifies operators with their schema, which no other dialect does
     sql = re.sub(r"operator\s*\(\s*pg_catalog\s*\.\s*([~!*=<>|@#&+/-]+)\s*\)", r" \1 ", sql, flags=re.IGNORECASE)
     sql = re.sub(r"\bcollate\s+(?:pg_catalog\s*\.\s*)?\"?default\"?", " ", sql, flags=re.IGNORECASE)
     try:
@@ -67,14 +67,14 @@ def rewritten(sql: str) -> str:
 
 
 def plain_types(sql: str) -> str:
-    """Arrays of PostgreSQL's own types as arrays of plain ones: the parser knows no others."""
+    """Arrays of PostgreSQL's own types as arrays of plain ones: the parser knows only those."""
     for names, plain in (("oid|regclass|regtype|xid", "int"), ('name|"char"', "text")):
         sql = re.sub(rf"((?:::|\bas)\s*)(?:pg_catalog\s*\.\s*)?(?:{names})\s*\[\s*\]", rf"\1{plain}[]", sql, flags=re.I)
     return sql
 
 
 def _rewrite(tree: exp.Expr) -> exp.Expr:
-    """Every node, what is inside it first."""
+    """Every node, innermost first."""
     for node in reversed(list(tree.bfs())):
         change = next((change for kind, change in _CHANGES.items() if isinstance(node, kind)), None)
         changed = node if change is None else change(node)
@@ -148,12 +148,12 @@ def _function_name(node: exp.Expr) -> str:
 def _function(node: exp.Expr) -> exp.Expr:
     parent = node.parent
     if isinstance(parent, (exp.Dot, exp.Table)) and node in (parent.expression, parent.this):
-        return node  # it is seen with its schema
+        return node  # it is handled together with its schema
     return _answered(node)
 
 
 def _answered(node: exp.Expr) -> exp.Expr:
-    """A function of PostgreSQL's as one of ours, where there is one."""
+    """A PostgreSQL function as one of ours, where there is one."""
     name = _function_name(node)
     if isinstance(node, (exp.CurrentUser, exp.SessionUser)) or name in ("current_role", "current_user", "session_user"):
         return exp.Literal.string("tidegate")

@@ -1,6 +1,6 @@
 """The catalog's contents: what PostgreSQL clients find when they look for tables, columns, types and keys.
 
-Object numbers are given out so that where a relation lives can be told from its number: below ``SYSTEM_FROM`` it is in a
+Object numbers are assigned so that the schema of a relation follows from its number: below ``SYSTEM_FROM`` it is in a
 schema that is searched without being named (public, pg_catalog), from there on in ``tidegate``.
 """
 

@@ -1,4 +1,4 @@
-"""What clients say besides queries: transactions that change nothing, settings, cursors."""
+"""What clients send besides queries: transactions that change nothing, settings, cursors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Answer:
     status: str | None = None
     report: str = ""
     close: str | None = None  # cursors to close: a name, or "*"
-    forget: str | None = None  # prepared statements to forget: a name, or "*"
+    forget: str | None = None  # prepared statements to drop: a name, or "*"
     notice: str = ""
 
 
@@ -72,7 +72,7 @@ Command = Answer | Declare | Fetch | CopyOut
 
 
 def command(sql: str, settings: Settings, status: str) -> Command | None:  # noqa: C901  a case for each command
-    """What a statement that is no query does; None: it is a query (or refused as one)."""
+    """What a statement that is not a query does; None: it is a query (or refused as one)."""
     words = text.words(sql)
     first = words[0] if words else ""
     if first in ("begin", "start") and (first == "begin" or words[1:2] == ["transaction"]):
@@ -104,7 +104,7 @@ def command(sql: str, settings: Settings, status: str) -> Command | None:  # noq
     return _copy(sql) if first == "copy" else None
 
 
-_NO_SNAPSHOT = "this session is read-only; every statement sees the newest merged state, in a transaction block too"
+_NO_SNAPSHOT = "this session is read-only; every statement sees the newest merged state, even in a transaction block"
 
 
 def _setting(first: str, words: list[str], sql: str, settings: Settings) -> Answer:
@@ -126,7 +126,7 @@ def _setting(first: str, words: list[str], sql: str, settings: Settings) -> Answ
 def _declare(sql: str) -> Declare:
     match = _CURSOR.fullmatch(sql)
     if match is None:
-        raise QueryFailed("DECLARE is understood as DECLARE name CURSOR FOR SELECT …", sqlstate="42601")
+        raise QueryFailed("DECLARE is supported only as DECLARE name CURSOR FOR SELECT …", sqlstate="42601")
     options = match["options"].lower().split()
     if "scroll" in options and "no" not in options:
         raise QueryRefused("cursors only go forward; declare it NO SCROLL", sqlstate="0A000")
@@ -136,7 +136,7 @@ def _declare(sql: str) -> Declare:
 def _fetch(sql: str, move: bool) -> Fetch:
     match = _FETCH.fullmatch(sql)
     if match is None:
-        raise QueryFailed("FETCH is understood as FETCH [FORWARD] [n | ALL] FROM cursor", sqlstate="42601")
+        raise QueryFailed("FETCH is supported only as FETCH [FORWARD] [n | ALL] FROM cursor", sqlstate="42601")
     way, count = (match["way"] or "").lower(), (match["count"] or "").lower()
     if way in ("absolute", "backward", "prior", "last", "relative", "first") or count.startswith("-"):
         raise QueryRefused("cursors only go forward", sqlstate="0A000")
@@ -147,7 +147,7 @@ def _fetch(sql: str, move: bool) -> Fetch:
 def _copy(sql: str) -> CopyOut | None:
     match = _COPY.fullmatch(sql)
     if match is None:
-        return None  # DuckDB says what it is, and it is refused
+        return None  # DuckDB classifies it, and it is refused
     query = match["query"] or f"SELECT {match['columns'] or '*'} FROM {match['table']}"
     options = match["options"].lower()
     if "binary" in options:

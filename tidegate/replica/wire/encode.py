@@ -1,7 +1,7 @@
 """Rows as PostgreSQL's DataRow messages, a whole Arrow batch at a time.
 
-Every column becomes an array of byte strings; lengths and bytes are then joined element by element, and what Arrow has
-in its buffer after that is what goes on the wire. Common types never pass through Python values.
+Every column becomes an array of byte strings; lengths and bytes are then joined element by element, and Arrow's
+resulting buffer is sent as it is. Common types never pass through Python values.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def column_bytes(column: pa.Array, kind: WireType, binary: bool) -> pa.Array:
 
 
 def _fixed(data: bytes, width: int) -> pa.Array:
-    """Byte strings of one width, as Arrow's joining wants them."""
+    """Byte strings of one width, as Arrow's join needs them."""
     rows = len(data) // width
     offsets = np.arange(0, (rows + 1) * width, width, dtype=np.int64)
     return pa.Array.from_buffers(pa.large_binary(), rows, [None, pa.py_buffer(offsets), pa.py_buffer(data)])

@@ -1,4 +1,4 @@
-"""The messages of the PostgreSQL protocol: reading what clients send, writing what they get."""
+"""The messages of the PostgreSQL protocol: reading what clients send, writing what they receive."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CANCEL, SSL, GSS = 80_877_102, 80_877_103, 80_877_104
 
 
 class Malformed(Exception):
-    """Bytes that are no message of this protocol."""
+    """Bytes that are not a message of this protocol."""
 
 
 class Fields:

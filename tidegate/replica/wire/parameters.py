@@ -1,4 +1,4 @@
-"""A client's parameters: bytes in, Python values out, and the types they have when the client does not say."""
+"""A client's parameters: bytes in, Python values out, and their types when the client does not give any."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tidegate.replica.wire.types import ARRAYS, BY_OID, NAMED, parameter_cast, w
 TEXT = NAMED["text"][0]
 _CAST = re.compile(r"\$(\d+)\s*::\s*(?:pg_catalog\s*\.\s*)?(\w+)\s*(\[\s*\])?")
 _STRUCTS = {"int2": ">h", "int4": ">i", "int8": ">q", "oid": ">I", "float4": ">f", "float8": ">d", "bool": ">?"}
-GUESSED = 20_000  # characters; in longer texts sqlglot would look for types for too long
+GUESSED = 20_000  # characters; in longer texts sqlglot would take too long to infer types
 _OPERATORS = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Add, exp.Sub, exp.Mul, exp.Div)
 
 
@@ -36,7 +36,7 @@ def decoded(data: bytes | None, oid: int, binary: bool) -> Any:
         return _binary(data, oid) if binary else _text(data.decode(), oid)
     except (ValueError, struct.error, InvalidOperation, OverflowError, IndexError):
         kind = BY_OID.get(oid) or f"type {oid}"
-        raise QueryFailed(f"a parameter is no valid {kind}: {data[:50]!r}", sqlstate="22P02") from None
+        raise QueryFailed(f"a parameter is not a valid {kind}: {data[:50]!r}", sqlstate="22P02") from None
 
 
 def _text(value: str, oid: int) -> Any:
@@ -100,7 +100,7 @@ def _binary(data: bytes, oid: int) -> Any:
     if name == "jsonb":
         return data[1:].decode()
     if name is None:
-        raise QueryFailed(f"parameters of type {oid} are not known here; send them as text", sqlstate="0A000")
+        raise QueryFailed(f"parameters of type {oid} are not supported here; send them as text", sqlstate="0A000")
     return data.decode()
 
 
@@ -167,7 +167,7 @@ def _guessed(sql: str, mirror: Mirror) -> dict[int, int]:
             schema=schema,
             dialect="duckdb",
         )
-    except Exception:  # sqlglot's optimizer raises what it likes; a guess is only a guess
+    except Exception:  # sqlglot's optimizer may raise anything; this is only a guess
         return _cast_types(sql)
     found = _cast_types(sql)
     for called in tree.find_all(exp.Anonymous):
@@ -179,7 +179,7 @@ def _guessed(sql: str, mirror: Mirror) -> dict[int, int]:
 
 
 def _cast_types(sql: str) -> dict[int, int]:
-    """``$1::int4`` and ``$1::oid[]``: types that stand in the text, under PostgreSQL's own names."""
+    """``$1::int4`` and ``$1::oid[]``: types written in the text, under PostgreSQL's own names."""
     found: dict[int, int] = {}
     for number, name, array in _CAST.findall(sql):
         if name.lower() in NAMED:

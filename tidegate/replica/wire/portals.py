@@ -30,7 +30,7 @@ class Statement:
 
 
 class Portal:
-    """A bound statement. Rows are taken from the query batch by batch and handed out as many at a time as asked for."""
+    """A bound statement. Rows are taken from the query batch by batch and returned as many at a time as requested."""
 
     def __init__(self, statement: Statement, query: Query | None, formats: Sequence[int]) -> None:
         self.statement = statement

@@ -1,7 +1,7 @@
 """SCRAM-SHA-256, the server's side (RFC 5802, RFC 7677), without channel binding.
 
-What is kept of a password does not give it away; the replica never sees one. A user that does not exist is asked like one
-that does, with a salt that stays the same, and fails in the end.
+What is stored of a password does not reveal it; the replica never sees one. A user that does not exist is challenged
+like one that does, with a constant salt, and fails in the end.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _PRETENCE = secrets.token_bytes(32)
 
 
 class Refused(Exception):
-    """The exchange is over; the client is not let in."""
+    """The exchange is over; the login failed."""
 
 
 @dataclass(frozen=True)
 class Verifier:
-    """What the server keeps of a password; bytes as base64."""
+    """What the server stores of a password; bytes as base64."""
 
     salt: str
     iterations: int
@@ -44,7 +44,7 @@ class Verifier:
 
 
 def pretended(user: str) -> Verifier:
-    """A verifier for a user that does not exist: always the same salt, no password that fits."""
+    """A verifier for a user that does not exist: always the same salt, no matching password."""
     salt = hmac.digest(_PRETENCE, user.encode(), "sha256")[:16]
     return Verifier(_text(salt), ITERATIONS, _text(secrets.token_bytes(32)), _text(secrets.token_bytes(32)))
 
@@ -85,7 +85,7 @@ class Exchange:
         except (binascii.Error, ValueError):
             raise Refused("not a SCRAM message") from None
         if fields.get("r") != self._nonce or header != self._header or len(proof) != 32:
-            raise Refused("the login does not fit its beginning")
+            raise Refused("the final login message does not match the first one")
         said = f"{self._transcript},{without_proof}".encode()
         stored = base64.b64decode(self._verifier.stored_key)
         signature = hmac.digest(stored, said, "sha256")

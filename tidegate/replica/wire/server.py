@@ -28,7 +28,7 @@ from tidegate.replica.wire.settings import REPORTED, Settings
 log = logging.getLogger("tidegate.replica")
 
 DATABASE = "tidegate"
-ENTERING = 128  # places for connections that have not logged in; beyond, the oldest is cut off
+ENTERING = 128  # places for connections that have not logged in; when full, the oldest is closed
 LONGEST_STARTUP = 10_000
 WRITE_AHEAD = 1 << 18  # bytes kept for a client that does not read fast enough
 FAREWELL = "57P01"
@@ -37,7 +37,7 @@ IDLE = "57P05"
 
 @dataclass
 class Guest:
-    """One session, and how to reach its client. ``idle_since``: None while it is at work."""
+    """One session, and how to reach its client. ``idle_since``: None while it is busy."""
 
     secret: int
     session: Session
@@ -47,7 +47,7 @@ class Guest:
 
 
 class PostgresServer:
-    """Accepts clients, and knows their sessions."""
+    """Accepts clients, and keeps their sessions."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class PostgresServer:
         users: Mapping[str, tuple[Verifier, tuple[str, ...] | None]] | None,
         tls: ssl.SSLContext | None,
     ) -> None:
-        """``users``: what is kept of their passwords, and the tables they may read; None: everyone may come in."""
+        """``users``: what is stored of their passwords, and the tables they may read; None: anyone may log in."""
         self._work = work
         self._views = views
         self._freshness = freshness
@@ -84,7 +84,7 @@ class PostgresServer:
             async with asyncio.timeout(self._limits.login_s):
                 entered = await self._login(reader, writer)
             if entered is not None and not self._has_room():
-                told = f"too many connections, at most {self._limits.connections}, and all are at work; try again later"
+                told = f"too many connections, at most {self._limits.connections}, and all are busy; try again later"
                 writer.write(m.error(told, "53300", "FATAL"))
             elif entered is not None:
                 stays()
@@ -100,7 +100,7 @@ class PostgresServer:
             writer.close()
 
     def _has_room(self) -> bool:
-        """Is there a place for one more session? If need be, that of the one which has been idle longest."""
+        """Is there a place for one more session? If needed, the longest idle one is closed."""
         if self.connections < self._limits.connections:
             return True
         idle = [(g.session.in_block, g.idle_since, n) for n, g in self._sessions.items() if g.idle_since is not None]
@@ -118,7 +118,7 @@ class PostgresServer:
     # ---- login
 
     async def _login(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[Asker, Settings] | None:
-        """Name and settings of a client that may come in; None for one that was sent away or only wanted to cancel."""
+        """Name and settings of a client that may log in; None for one that was rejected or sent a cancel request."""
         secure = False
         while True:
             size = struct.unpack(">i", await reader.readexactly(4))[0]
@@ -140,7 +140,7 @@ class PostgresServer:
         if self._tls is None:
             writer.write(b"N")
             return False
-        if getattr(reader, "_buffer", b""):  # sent before it could be encrypted: someone in the middle
+        if getattr(reader, "_buffer", b""):  # sent before it could be encrypted: a man in the middle
             raise m.Malformed("data before the TLS handshake")
         writer.write(b"S")
         await writer.drain()
@@ -151,7 +151,7 @@ class PostgresServer:
         self, code: int, fields: m.Fields, secure: bool, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> tuple[Asker, Settings] | None:
         if code >> 16 != 3:
-            raise m.Malformed(f"protocol {code >> 16}.{code & 0xFFFF} is not spoken here, 3.0 is")
+            raise m.Malformed(f"protocol {code >> 16}.{code & 0xFFFF} is not supported here; use 3.0")
         options: dict[str, str] = {}
         while name := fields.string():
             options[name] = fields.string()
@@ -230,7 +230,7 @@ class PostgresServer:
         try:
             going = True
             while going:
-                guest.idle_since = time.monotonic()  # until it has said the whole of what it wants
+                guest.idle_since = time.monotonic()  # until it has sent the complete message
                 tag, size = struct.unpack(">ci", await reader.readexactly(5))
                 if not 4 <= size <= self._longest:
                     raise m.Malformed(f"a message of {size} bytes; at most {self._longest} are taken")
@@ -247,7 +247,7 @@ class PostgresServer:
             found.session.cancel(QueryFailed("canceling statement due to user request", sqlstate="57014"))
 
     async def watch(self) -> None:
-        """Stop the queries of clients that have hung up; end sessions that do nothing for too long."""
+        """Stop the queries of clients that have disconnected; end sessions that are idle for too long."""
         while True:
             longest_s, now = self._limits.idle_s, time.monotonic()
             for number, guest in list(self._sessions.items()):
@@ -258,7 +258,7 @@ class PostgresServer:
             await asyncio.sleep(0.5)
 
     def end_all(self, reason: str) -> None:
-        """Tell every client why this is the end."""
+        """Tell every client why its session ends."""
         for guest in list(self._sessions.values()):
             guest.writer.write(m.error(reason, FAREWELL, "FATAL"))
             guest.writer.close()

@@ -28,11 +28,11 @@ SHORT = 4_096  # bytes that are read at once; longer messages are read on a work
 
 
 class Gone(Exception):
-    """The client has hung up, or does not read."""
+    """The client has disconnected, or does not read."""
 
 
 class Session:
-    """State and message handling of one connection. Everything is read-only, so transactions are a matter of form."""
+    """State and message handling of one connection. Everything is read-only, so transactions are a formality."""
 
     def __init__(
         self,
@@ -58,12 +58,12 @@ class Session:
         self._current: Portal | None = None
         self._handling = False
         self._cancelled: QueryFailed | None = None  # what is being handled
-        self._noticed = False  # what is told once per session
+        self._noticed = False  # notices that are sent once per session
 
     # ---- the loop's side
 
     async def handle(self, tag: bytes, body: bytes) -> bool:
-        """Do what one message asks for; False when the client says goodbye."""
+        """Handle one message; False when the client ends the session."""
         self._handling, self._cancelled = True, None
         try:
             return await self._handled(tag, body)
@@ -93,7 +93,7 @@ class Session:
         if tag == b"H":
             return
         if tag not in handlers:
-            raise m.Malformed(f"message {tag!r} is not known in this place")
+            raise m.Malformed(f"message {tag!r} is not expected here")
         try:
             await handlers[tag](m.Fields(body))
         except (QueryFailed, QueryRefused) as error:
@@ -117,7 +117,7 @@ class Session:
         return self._status != "I"
 
     def end(self) -> None:
-        """Let go of everything."""
+        """Release everything."""
         self._close_portals("*")
 
     def say(self, data: bytes) -> None:
@@ -456,7 +456,7 @@ class Session:
         self._writer.write(data)
 
     async def _flush(self, portal: Portal | None = None) -> None:
-        """Wait until the client has taken most of what was sent; no longer than the query may last."""
+        """Wait until the client has received most of what was sent; no longer than the query may last."""
         left = 60.0 if portal is None or portal.query is None else portal.query.deadline - time.monotonic()
         try:
             async with asyncio.timeout(max(left, 0.1)):

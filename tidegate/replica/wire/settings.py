@@ -1,4 +1,4 @@
-"""Settings of a session: those clients like to change, and nothing that would change the replica."""
+"""Settings of a session: those that clients commonly change, and nothing that would affect the replica."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ REPORTED = (
     "in_hot_standby",
     "default_transaction_read_only",
 )
-_ONLY = {  # settings whose other values would change what is sent
+_ONLY = {  # settings whose other values would change the format of what is sent
     "client_encoding": ("utf8", "utf-8", "unicode", "sql_ascii"),
     "standard_conforming_strings": ("on", "true", "1"),
     "bytea_output": ("hex",),
@@ -93,13 +93,13 @@ class Settings:
         return dict(sorted({**CHANGEABLE, **FIXED, **self._set}.items()))
 
     def set(self, name: str, value: str) -> str:
-        """Change a setting; returns the name under which clients want to hear of it, or nothing."""
+        """Change a setting; returns the name under which clients expect a report of it, or nothing."""
         key = name.lower()
         if key not in CHANGEABLE:
             if key in FIXED and value.lower() == FIXED[key]:
                 return ""
             raise QueryRefused(
-                f"{name} can't be set here: a session may change only what concerns the client ({', '.join(CHANGEABLE)})",
+                f"{name} can't be set here: a session may change only client settings ({', '.join(CHANGEABLE)})",
                 sqlstate="42501",
             )
         if key in _ONLY and value.lower() not in _ONLY[key]:
@@ -137,7 +137,7 @@ def duration_s(value: str) -> float:
     """``"5s"``, ``"1min"``, ``"250"`` (milliseconds) in seconds."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(us|ms|s|min|h|d|)", value.strip().lower())
     if match is None:
-        raise QueryFailed(f"{value!r} is no duration; write 5000, '5s' or '1min'", sqlstate="22023")
+        raise QueryFailed(f"{value!r} is not a duration; write 5000, '5s' or '1min'", sqlstate="22023")
     return float(match[1]) * _UNITS[match[2]]
 
 

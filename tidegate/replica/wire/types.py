@@ -131,7 +131,7 @@ _OF_CATALOG = {
 
 @lru_cache(maxsize=1024)
 def wire_type(duckdb: str, catalog: bool = False) -> WireType:
-    """How a client sees a column of this DuckDB type; structures that PostgreSQL does not know are JSON text.
+    """How a client sees a column of this DuckDB type; structures that PostgreSQL does not have are JSON text.
 
     ``catalog``: a column of the catalog.
 

@@ -1,6 +1,6 @@
 """Some simulated apps look ahead: windows over functions, evaluated for batches that wait, on this machine.
 
-They are made from finished apps by a generator of their own, so that the apps of all other seeds stay as they were.
+They are made from finished apps by a separate generator, so that the apps of all other seeds stay the same.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ RAISES = Whole(raises_now_and_then, COLUMNS)
 
 
 def with_look_ahead(seed: int, spec: AppSpec, world: World) -> tuple[AppSpec, dict[str, Any]]:
-    """``spec`` with windows that are looked ahead, and the settings for it; most seeds have none."""
+    """``spec`` with look-ahead windows, and the settings for them; most seeds have none."""
     rng = random.Random(f"ahead {seed}")
     if rng.random() < 0.65:
         return spec, {}

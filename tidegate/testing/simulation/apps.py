@@ -1,8 +1,8 @@
 """Random apps as data, and how they become real ones.
 
-Every procedure is a list of small operations over the tables it declared. It folds all it sees (rows, its
-batches, windows, time, chance) into one number, and what it writes, emits, refuses and fails at depends on
-that number: a run that sees anything else than the serial one soon differs from it.
+Every procedure is a list of small operations over the tables it declared. It folds everything it sees (rows, its
+batches, windows, time, chance) into one number, and what it writes, emits, refuses and fails at depends on that number:
+a run that sees anything different from the serial one soon diverges from it.
 """
 
 from __future__ import annotations
@@ -272,7 +272,7 @@ TRIGGERS = (
 
 
 class Work:
-    """One procedure at work: the number everything is folded into, and the operations."""
+    """One running procedure: the number everything is folded into, and the operations."""
 
     def __init__(self, spec: ProcedureSpec, txn: Transaction, seen: Any, key: Any, simulated: Simulated) -> None:
         self.spec = spec
@@ -283,7 +283,7 @@ class Work:
         self.how = {access.table: access.how for access in spec.access}
 
     def fold(self, seen: Any) -> int:
-        """Take in what was seen; returns the new number."""
+        """Fold in what was seen; returns the new number."""
         self.number = crc32(repr(seen).encode(), self.number)
         return self.number
 

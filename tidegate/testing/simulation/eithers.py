@@ -1,6 +1,6 @@
 """Some simulated dataflows get a procedure that runs for each batch of either of its inputs.
 
-They are made from finished apps by a generator of their own, so that the apps of all other seeds stay as they were.
+They are made from finished apps by a separate generator, so that the apps of all other seeds stay the same.
 """
 
 from __future__ import annotations

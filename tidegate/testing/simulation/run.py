@@ -27,9 +27,9 @@ from tidegate.txn.locks import LowWaterMarks, TwoPhaseLocks, locking_with
 
 THREADS_EVERY = 5  # seeds between two runs with real threads
 SERIAL_EVERY = 4
-REOPEN_EVERY = 100  # … and between two on disk, closed and reopened on the way
+REOPEN_EVERY = 100  # … and between two on disk, closed and reopened during the run
 COMPARE_BASE_EVERY = 8
-BYSTANDERS_EVERY = 3  # of the runs in which the engine has threads or runs by itself
+BYSTANDERS_EVERY = 3  # of the runs in which the engine has threads or runs on its own
 TORN = "SELECT * FROM {} AS l FULL JOIN {} AS r USING (id) WHERE l.v IS DISTINCT FROM r.v".format(*SIDES)
 CHUNK = 50
 SHRINK_S = 20.0
@@ -59,7 +59,7 @@ class Failure:
 
 @dataclass
 class Summary:
-    """What a number of seeds came to."""
+    """The results of a number of seeds."""
 
     seeds: int = 0
     runs: int = 0
@@ -262,7 +262,7 @@ def simulate(
     threads: bool = False,
     tries: int = 30,
 ) -> Summary:
-    """Run every seed in this process; ``progress`` is told the sum so far."""
+    """Run every seed in this process; ``progress`` is called with the sum so far."""
     total = Summary()
     started = time.perf_counter()
     for seed in seeds:

@@ -1,4 +1,4 @@
-"""What all simulated apps share: tables, stream columns and SQL, and DuckDB databases that are used again.
+"""What all simulated apps share: tables, stream columns and SQL, and DuckDB databases that are reused.
 
 Opening DuckDB and declaring tables costs many times what a simulated run does, so both are done once per
 process.
@@ -67,7 +67,7 @@ class World:
         deadline_s, default = (DEADLINE_S, ({"x": -1, "k": 0},)) if awaited else (None, ())
         app.streams[name] = Stream(name, relation, border, key, deadline_s, default)
 
-    # ---- databases, used again
+    # ---- databases, reused
 
     def base(self) -> RecycledBase:
         return self._bases.pop() if self._bases else RecycledBase(self._bases)

@@ -36,15 +36,15 @@ def test_what_they_say_of_themselves(made: Any, text: str, total: int) -> None:
     ("make", "words"),
     [
         (lambda: KeyFarm(KeyFarm(2)), ["KeyFarm(KeyFarm(workers=2))", "PaneFarm or WindowMapReduce"]),
-        (lambda: KeyFarm(WindowFarm(2)), ["KeyFarm(WindowFarm(workers=2))", "no nesting"]),
-        (lambda: WindowFarm(KeyFarm(2)), ["WindowFarm(KeyFarm(workers=2))", "no nesting"]),
+        (lambda: KeyFarm(WindowFarm(2)), ["KeyFarm(WindowFarm(workers=2))", "not a possible nesting"]),
+        (lambda: WindowFarm(KeyFarm(2)), ["WindowFarm(KeyFarm(workers=2))", "not a possible nesting"]),
         (lambda: WindowFarm(Sequential(), workers=3), ["WindowFarm(Sequential())", "write WindowFarm(workers=3)"]),
         (lambda: PaneFarm(KeyFarm(2)), ["PaneFarm(KeyFarm(workers=2))", "KeyFarm(PaneFarm(workers=2), workers=2)"]),
-        (lambda: PaneFarm(WindowMapReduce(2)), ["PaneFarm(WindowMapReduce(workers=2))", "no nesting"]),
-        (lambda: WindowMapReduce(PaneFarm(2)), ["WindowMapReduce(PaneFarm(workers=2))", "no nesting"]),
+        (lambda: PaneFarm(WindowMapReduce(2)), ["PaneFarm(WindowMapReduce(workers=2))", "not a possible nesting"]),
+        (lambda: WindowMapReduce(PaneFarm(2)), ["WindowMapReduce(PaneFarm(workers=2))", "not a possible nesting"]),
         (lambda: KeyFarm(workers=0), ["KeyFarm", "positive", "0"]),
         (lambda: PaneFarm(workers=True), ["PaneFarm", "positive", "True"]),
-        (lambda: WindowFarm("four"), ["WindowFarm(four)", "no nesting"]),
+        (lambda: WindowFarm("four"), ["WindowFarm(four)", "not a possible nesting"]),
     ],
 )
 def test_other_nestings_are_refused_by_name(make: Callable[[], Any], words: list[str]) -> None:
@@ -82,7 +82,7 @@ def test_what_is_not_valid_is_refused(pattern: Any, kind: str) -> None:
     [
         (PaneFarm(2), "count", WHOLE, ["whole(spread)", "decomposed(pane, combine)", "KeyFarm or WindowFarm"]),
         (WindowMapReduce(2), "count", INCREMENTAL, ["incremental(folded)", "can't be decomposed"]),
-        (PaneFarm(2), "session", DECOMPOSED, ["session window", "take WindowMapReduce"]),
+        (PaneFarm(2), "session", DECOMPOSED, ["session window", "use WindowMapReduce"]),
         (WindowFarm(2, active=True), "slide_by_tuple", WHOLE, ["slide-by-tuple window", "leave out active=True"]),
         (KeyFarm(2, active=True), "delta", WHOLE, ["delta window", "leave out active=True"]),
     ],

@@ -58,14 +58,14 @@ def test_without_as_a_column_is_named_after_its_function() -> None:
 @pytest.mark.parametrize(
     ("sql", "why"),
     [
-        ("SELECT", "no SQL|no SELECT|FROM window"),
-        ("DELETE FROM window", "no SELECT"),
+        ("SELECT", "not valid SQL|not a SELECT|FROM window"),
+        ("DELETE FROM window", "not a SELECT"),
         ("SELECT sum(v) FROM readings", "FROM window"),
         ("SELECT sum(v) FROM window WHERE v > 1", "WHERE"),
         ("SELECT sum(v) FROM window ORDER BY 1", "ORDER"),
         ("SELECT sum(v) FROM window LIMIT 1", "LIMIT"),
         ("SELECT v, sum(v) FROM window", "neither aggregated nor grouped"),
-        ("SELECT sum(v + 1) FROM window", "no plain column"),
+        ("SELECT sum(v + 1) FROM window", "not a plain column"),
         ("SELECT corr(v, x) FROM window", "not one of the aggregates"),
         ("SELECT min(v, 3) FROM window", "not one of the aggregates"),
         ("SELECT max(v, x) FROM window", "not one of the aggregates"),

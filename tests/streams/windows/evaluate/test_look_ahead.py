@@ -323,7 +323,7 @@ def test_interior_streams_say_why_not(open_engine: Open) -> None:
 
     engine = open_engine(app)
     engine.feed("raw", [(i,) for i in range(20)], size=2)
-    assert "none: batches of clean are known only when their turn has come" in engine.plan("look.recent").explain()
+    assert "none: batches of clean are known only when it is their turn" in engine.plan("look.recent").explain()
 
 
 def test_explain_and_the_system_view_tell_what_came_of_it(open_engine: Open) -> None:

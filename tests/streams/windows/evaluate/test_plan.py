@@ -436,7 +436,7 @@ def test_explain() -> None:
         """\
 rows of readings
    │
-emitter: panes of 30, by key to whoever is free
+emitter: panes of 30, by key to any free worker
    ├─ replica 1 ┬─ worker 1  pane()
    │            └─ worker 2  pane()
    └─ replica 2 ┬─ worker 1  pane()

@@ -377,7 +377,7 @@ def test_a_column_joined_on_is_that_of_the_row_that_is_there() -> None:
         ({"within": 1, "how": "right"}, "how must be 'inner' or 'left' or 'full', got 'right'"),
         ({"within": 1, "mode": "fast"}, "mode must be 'coordinated' or 'best_effort'"),
         ({"within": 1, "late": "keep"}, "late must be 'drop'"),
-        ({"within": 1, "mode": "best_effort", "idle": "1s"}, "nobody waits for a silent stream"),
+        ({"within": 1, "mode": "best_effort", "idle": "1s"}, "no side waits for a silent stream"),
         ({"time": 1, "mode": "best_effort", "how": "left"}, "only mode='coordinated' can tell"),
         ({"within": 1, "select": "id"}, "select lists columns"),
         ({"within": 1, "select": ["nothing"]}, "select names 'nothing'; there are a_id, .*extra"),

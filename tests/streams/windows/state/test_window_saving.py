@@ -147,7 +147,7 @@ REFUSED = [
     (defaultdict(int), "defaultdict"),
     (OrderedDict(), "OrderedDict"),
     (len, "builtin_function_or_method"),
-    ("half a pair \ud800", "no Unicode"),
+    ("half a pair \ud800", "not valid Unicode"),
     (np.ma.masked_array([1], [True]), "MaskedArray"),
     (np.array([(1, None)], [("n", "i4"), ("any", "O")]), "array of"),
     (np.array([Sketch([1])], object), "Sketch"),
