@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import tidegate
-from tidegate.engine.acceptance import Intake
+from tidegate.engine.feeding import Feeding
 from tidegate.outside.delivery import start_delivery
 from tidegate.outside.ingestion import ingest
 
@@ -37,7 +37,7 @@ PLACES = {  # of classes that users get, and do not import
 }
 FORWARDED: dict[str, Callable[..., Any]] = {  # where the **keywords of these go
     "Engine.deliver": start_delivery,
-    "Engine.feed": Intake.feed,
+    "Engine.feed": Feeding.feed,
     "Engine.ingest": ingest,
 }
 TRAPS = {"App.procedure": "bare"}  # a parameter that is there to be refused with a better text than Python's
@@ -48,7 +48,7 @@ INTERNAL = {
     "App": {"statement"},
     "Batch": set[str](),
     "Engine": {"check_emitted", "check_open"},
-    "Ticket": {"event", "finish", "listen", "resume", "stop"},
+    "Ticket": {"arrive", "event", "expect", "listen", "resume", "stop"},
     "Transaction": {
         "default", "expired_error", "fire", "forget_written_index", "index_keys", "inputs", "insert_stored",
         "procedure", "put", "put_all", "put_checked", "put_out", "restart", "rows_of", "seal", "undeclared",

@@ -43,7 +43,7 @@ LAYERS = (
 TOP = len(LAYERS)
 
 # imports of what stands above, for annotations and inside functions: there are so many from each room, and no new ones
-UPWARD = {"tidegate.directory": 1, "tidegate.outside": 9}
+UPWARD = {"tidegate.directory": 1, "tidegate.outside": 8}
 OWN_MODULES = 14  # of tidegate/ itself: what is more belongs into a room
 
 LINES = 500  # aim at 300; a file may be larger when its algorithm is, and is then named here with its bound

@@ -10,8 +10,9 @@ import pytest
 
 import tidegate
 from tidegate import App, Batch, Engine, Transaction
-from tidegate.engine.acceptance import Intake
 from tidegate.errors import CorruptionError, RecoveryRefused
+from tidegate.txn.entries import Work
+from tidegate.txn.executors.serial import SerialExecutor
 
 Kill = Callable[[Engine], None]
 SETTINGS: Any = {"merge_every_s": 3600.0}
@@ -55,13 +56,13 @@ def fed(mode: Any, path: Path, kill: Kill, moods: list[str]) -> None:
 def rerun(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many batches each chunk had that ran at one go."""
     found: list[int] = []
-    real = Intake.place
+    real = SerialExecutor.place
 
-    def counting(self: Intake, first: int, batches: Any, now: Any, ticket: Any) -> None:
-        found.append(len(batches))
-        real(self, first, batches, now, ticket)
+    def counting(self: SerialExecutor, work: Work, ticket: Any) -> None:
+        found.append(len(work.batches))
+        real(self, work, ticket)
 
-    monkeypatch.setattr(Intake, "place", counting)
+    monkeypatch.setattr(SerialExecutor, "place", counting)
     return found
 
 

@@ -7,7 +7,6 @@ import random
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from recovering import let_go, make_numbers, seen
 
 import tidegate
 from tidegate import App, Engine
-from tidegate.directory.log import Opened
+from tidegate.directory.survey import Survey, repair
 from tidegate.testing import PowerLoss, SimulatedFiles
 from tidegate.testing.disk import SimulatedFile
 from tidegate.txn.log.reader import LogReader
@@ -28,8 +27,10 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExc
 HEADER = Segment(FORMAT, "app", "weak", {"p": "0" * 16}, {})
 
 
-def opened(files: SimulatedFiles) -> Opened:
-    return Opened(SimpleNamespace(files=files))  # type: ignore[arg-type]
+def opened(files: SimulatedFiles) -> Survey:
+    survey = Survey(files)
+    repair(files, survey)
+    return survey
 
 
 def going_on(files: SimulatedFiles) -> Segment:

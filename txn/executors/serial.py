@@ -7,7 +7,10 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
+from tidegate import crashpoints
 from tidegate.clock import Clock
+from tidegate.crashpoints import crash_point
+from tidegate.errors import Aborted
 from tidegate.mutex import Rank, reentrant
 from tidegate.storage.halfway import ACCEPTING, ENDING
 from tidegate.streams.batch import Batch
@@ -107,12 +110,14 @@ class SerialExecutor(Executor):
         except BaseException as error:
             self._interrupt(txn, error, admit)
             raise
-        if outcome is not COMMITTED:
+        if outcome is COMMITTED:
+            self.commit_inline(txn)
+            if ticket is not None:
+                ticket.value = txn.result
+        elif isinstance(outcome, Aborted):
+            self.abort_inline(txn, outcome, ticket)
+        else:
             self.end_inline(txn, outcome, admit)
-            return
-        self.commit_inline(txn)
-        if ticket is not None:
-            ticket.value = txn.result
 
     def run_inline(
         self, units: list[UnitProgram], sequence: int, batch: Batch, time: dt.datetime, ticket: Ticket | None
@@ -127,22 +132,40 @@ class SerialExecutor(Executor):
                 except BaseException as error:
                     self._interrupt(txn, error, self._admission(units[:place], sequence, batch, streams, time, ticket))
                     raise
-                if outcome is not COMMITTED:
+                if outcome is COMMITTED:
+                    streams.update(self.commit_inline(txn))
+                elif isinstance(outcome, Aborted):
+                    self.abort_inline(txn, outcome, ticket)
+                else:
                     self.end_inline(
                         txn, outcome, self._admission(units[:place], sequence, batch, streams, time, ticket)
                     )
                     return self.scheduler.idle
-                streams.update(self.commit_inline(txn))
         return True
 
     def commit_inline(self, txn: Transaction) -> dict[str, Batch]:
-        """The usual ending, of which the scheduler need not know; only queries may read what it replaces."""
+        """``commit`` of what the scheduler need not know of; only queries may read what it replaces."""
         halfway = self.halfway
         with self.lock:
             halfway.through = ENDING
-            outputs = self.commit(txn, bool(self.snapshots))
+            if crashpoints.listened_to:
+                crash_point("execution-before-commit")
+            self.journal.committed(txn)
+            readers = self._readers_below(txn.position) if self.snapshots else None
+            outputs = self.runtime.commit(txn, readers is not None, readers)
+            if crashpoints.listened_to:
+                crash_point("execution-after-commit")
             halfway.through = None
         return outputs
+
+    def abort_inline(self, txn: Transaction, outcome: Aborted, ticket: Ticket | None) -> None:
+        """Nor need it know of what undid itself: whatever depends on that finds no batch."""
+        with self.lock:
+            self.halfway.through = ENDING
+            self.undo(txn, outcome)
+            if ticket is not None and ticket.error is None:
+                ticket.error = outcome
+            self.halfway.through = None
 
     def end_inline(self, txn: Transaction, outcome: Outcome, admit: Callable[[], None]) -> None:
         """Any other ending, and what is left of its batch."""
