@@ -97,7 +97,7 @@ def compare(make: Callable[[int], Subject], small: int, large: int, rounds: int)
 
 
 def votes(phones: int, batches: int) -> Subject:
-    """Each batch is a vote of the leaderboard, from one of so many phones that have voted; no contestant leaves."""
+    """Each batch is a vote of the leaderboard, from one of ``phones`` that have voted; no contestant leaves."""
     app = leaderboard(eliminate_every=None, votes_per_phone=1_000_000)
 
     @app.procedure(writes=["votes"])

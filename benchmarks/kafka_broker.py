@@ -45,7 +45,7 @@ auto.create.topics.enable=false
 
 
 class Unavailable(Exception):
-    """Why there is no broker; the tests are skipped with it."""
+    """Why there is no broker; tests are skipped with this reason."""
 
 
 def find_jars(name: str = f"kafka-{VERSION}", pom: str = POM) -> Path:
@@ -69,7 +69,7 @@ def find_jars(name: str = f"kafka-{VERSION}", pom: str = POM) -> Path:
 
 
 class KafkaBroker:
-    """One broker that is its own controller; or, ``beside`` such a one, a second broker of its cluster."""
+    """One broker that is its own controller; or, ``beside`` another one, a second broker of its cluster."""
 
     def __init__(self, beside: KafkaBroker | None = None) -> None:
         self._jars = find_jars()

@@ -37,7 +37,7 @@ class Section:
 SECTIONS = (
     Section(
         "leaderboard",
-        "How many votes a second with all guarantees, and how many do others make?",
+        "How many votes a second with all guarantees, and how many do other systems manage?",
         ("leaderboard", "--durable", "--votes", "30000", "--rounds", "3", "--variants", "--peers", "all"),
     ),
     Section("transactions", "Transactions over shared tables, with skew and aborts", ("transactions", "--rounds", "1")),
@@ -50,8 +50,8 @@ SECTIONS = (
     Section("growth", "Does it get slower as it grows?", ("growth",)),
     Section("memory", "How much memory does it hold?", ("memory",)),
     Section("kernel", "What single steps cost", ("kernel", "--rounds", "3")),
-    Section("hospital", "200 patients in real time: when is the alert there?", ("hospital", "--durable")),
-    Section("connectors", "From Kafka to Kafka, and out of files", ("connectors",)),
+    Section("hospital", "200 patients in real time: how soon does an alert arrive?", ("hospital", "--durable")),
+    Section("connectors", "From Kafka to Kafka, and from files", ("connectors",)),
     Section("server", "Over HTTP", ("server", "--rounds", "1")),
     Section("replica", "SQL beside transactions", ("replica", "--rounds", "1")),
 )

@@ -115,7 +115,7 @@ def idle(rounds: int, votes: int = 30_000) -> dict[str, float]:
 
 
 def _votes(votes: int, serve: bool) -> tuple[float, float]:
-    """Seconds, and seconds of processor time, for so many votes."""
+    """Seconds, and seconds of processor time, for this many votes."""
     import tidegate
     from tidegate.examples.leaderboard.app import leaderboard
     from tidegate.examples.leaderboard.reference import random_votes

@@ -114,7 +114,7 @@ def pane_farming(
 
 
 def _by_window(plan: Plan, columns: Columns, windows: int, waiting: int, per_window: int) -> tuple[float, list[Any]]:
-    """Whole windows, so many at a time."""
+    """Whole windows, several at a time."""
     cuts = list(range(0, per_window * PANE, PANE))
     found: list[Any] = []
     began = time.perf_counter()

@@ -2,14 +2,14 @@
 
 A *unit* is what commits as one: a procedure, or a nested transaction. Contracting every nested transaction to one node
 must leave a DAG (that is what "convex" means: no path leaves a group and returns to it); its topological order gives
-the ranks, with the members of a group next to each other. A unit therefore never waits for one behind it.
+the ranks, with the members of a group next to each other. A unit therefore never waits for a later one.
 
 A unit's *ancestors* are the border streams whose batch with the same batch-id it needs before it can be placed in the
 order: it gets the sequence number of the last of them to arrive. An awaited stream (one with a deadline) read inside a
 nested transaction is not an ancestor: the transaction opens without it and waits.
 
 An *either*-unit needs only one of its inputs, so any of its ancestors places it. The ids of its inputs are independent of
-each other; its own executions, and those of all units behind it, are numbered by the sequence number instead.
+each other; its own executions, and those of all units downstream, are numbered by the sequence number instead.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class Graph:
     # ---- units
 
     def _build_units(self, nodes: list[str]) -> None:
-        ancestors: dict[str, frozenset[str]] = {}  # interior stream -> border streams behind it
+        ancestors: dict[str, frozenset[str]] = {}  # interior stream -> border streams upstream of it
         numbered: dict[str, str | None] = {}  # stream -> the either-unit that numbers its batches
         next_rank: dict[str, int] = {}
         names = self._dataflow_names(nodes)

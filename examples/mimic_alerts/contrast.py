@@ -69,10 +69,10 @@ def _figure(name: str, column: str, value: int) -> Text:
 
 def _explained(shifts: int, killed: Killed) -> Text:
     return Text(
-        f"Upper part: the hospital's own procedures over {shifts} nights of 8 hours with 24 patients, run without locks while "
-        f"the doctor thinks, in any order within a minute, or with messages acknowledged apart from what they wrote and a "
-        f"crash every 12 minutes; compared with the same nights under all guarantees. Last line: the engine itself, ended by "
-        f"SIGKILL {killed.kills} times during a shift of its own: {killed.alerts} alerts, {killed.decisions} decisions, "
-        f"{killed.doses} doses.",
+        f"Upper part: the hospital's own procedures over {shifts} nights of 8 hours with 24 patients, run without "
+        "locks while the doctor thinks, in any order within a minute, or with messages acknowledged separately from "
+        "what they wrote and a crash every 12 minutes; compared with the same nights under all guarantees. Last "
+        f"line: the engine itself, ended by SIGKILL {killed.kills} times during a shift of its own: {killed.alerts} "
+        f"alerts, {killed.decisions} decisions, {killed.doses} doses.",
         style="dim",
     )

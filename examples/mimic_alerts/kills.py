@@ -212,7 +212,7 @@ def live(directory: str, plan: Plan, point: str, reach: int, last: int | None) -
 
 
 def run_with_kills(kills: int, plan: Plan) -> Killed:
-    """Play a shift, killing it so many times, then judge it."""
+    """Play a shift, kill it ``kills`` times, then judge it."""
     with tempfile.TemporaryDirectory(prefix="tidegate-ward-") as made:
         return _run_with_kills(kills, plan, Path(made))
 

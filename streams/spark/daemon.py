@@ -12,7 +12,7 @@ from socket import socket
 
 from pyspark import daemon
 
-FREEZES = frozenset({1, 2, 4, 16, 64})  # after so many tasks of a worker: by then everything has been loaded
+FREEZES = frozenset({1, 2, 4, 16, 64})  # after this many tasks of a worker: by then everything is loaded
 
 _carry_out = daemon.worker
 _done = 0

@@ -43,7 +43,7 @@ def backfill(
     from tidegate.loading import load_app
     from tidegate.streams.spark.session import spark_session
 
-    Config(backend=backend)  # type: ignore[arg-type]  # before anything is started: is there such a one?
+    Config(backend=backend)  # type: ignore[arg-type]  # before anything is started: does the backend exist?
     app = load_app(where)
     borders = {s.name: s.relation for s in app.streams.values() if s.border}
     if stream not in borders:

@@ -29,7 +29,7 @@ def hospital(
     patients: Annotated[int, typer.Option(min=1, max=1000, help="Simulated patients.")] = 8,
     seed: Annotated[int, typer.Option(help="Which shift.")] = 2,
     data: Annotated[Path | None, typer.Option(help="A folder with recorded waveforms to play instead.")] = None,
-    patient: Annotated[list[int] | None, typer.Option(help="Of the records, this patient's (repeatable).")] = None,
+    patient: Annotated[list[int] | None, typer.Option(help="Play only this patient's records (repeatable).")] = None,
     backend: Annotated[str, typer.Option(help="Where windows are evaluated: auto, local or spark.")] = "auto",
     without_transactions: Annotated[
         bool, typer.Option("--without-transactions", help="Count what goes wrong without each of the guarantees.")

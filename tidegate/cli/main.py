@@ -57,8 +57,8 @@ def bench_leaderboard(
     votes: Annotated[int, typer.Option(min=1, help="Votes per round.")] = 30_000,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds; medians are reported.")] = 5,
     durable: Annotated[bool, typer.Option("--durable", help="With a directory and group commit.")] = False,
-    variants: Annotated[bool, typer.Option("--variants", help="And other settings of a durable engine.")] = False,
-    peers: Annotated[str, typer.Option(help="Other systems to run the same votes: sqlite,redis,… or all.")] = "",
+    variants: Annotated[bool, typer.Option("--variants", help="Also run other settings of a durable engine.")] = False,
+    peers: Annotated[str, typer.Option(help="Other systems that run the same votes: sqlite,redis,… or all.")] = "",
     as_json: Json = False,
 ) -> None:
     """The S-Store leaderboard against bare dictionaries, and against other systems.
@@ -109,7 +109,9 @@ def bench_durability(
 def bench_windows(
     rows: Annotated[int, typer.Option(min=100_000, help="Rows per round.")] = 5_000_000,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds; medians are reported.")] = 3,
-    peers: Annotated[bool, typer.Option("--peers", help="And Polars, Bytewax and Spark, where installed.")] = False,
+    peers: Annotated[
+        bool, typer.Option("--peers", help="Also run Polars, Bytewax and Spark, where installed.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Windows in batches through the window state, beside numpy, DuckDB and plain Python over all rows at once.

@@ -51,7 +51,7 @@ def serve(
     statement_limit: Annotated[int, typer.Option(min=1, help="Longest SQL text, in bytes.")] = 256 << 10,
     accept_changed: Annotated[bool, typer.Option(help="Recover even if procedures have changed since.")] = False,
     log_requests: Annotated[bool, typer.Option(help="Log every request.")] = False,
-    json_logs: Annotated[bool, typer.Option("--json-logs", help="Log JSON, one object a line.")] = False,
+    json_logs: Annotated[bool, typer.Option("--json-logs", help="Log JSON, one object per line.")] = False,
     as_json: Json = False,
 ) -> None:
     """Serve an app: HTTP, a console page and, with --pg-port, SQL for any PostgreSQL client.
@@ -154,8 +154,8 @@ def _passwords(
     if path is None:
         if pg_port is not None and known.required:
             raise TidegateError(
-                "HTTP asks for tokens, so the PostgreSQL endpoint must ask for passwords: pass --pg-passwords FILE (TOML, "
-                "a line for each user: name = 'password')"
+                "HTTP requires tokens, so the PostgreSQL endpoint must require passwords: pass --pg-passwords FILE "
+                "(TOML, a line for each user: name = 'password')"
             )
         return None, {}
     check_secret(path, "passwords")

@@ -16,7 +16,7 @@ from tidegate.errors import TidegateError
 if TYPE_CHECKING:
     from tidegate.engine.engine import Engine
 
-Input = Annotated[str, typer.Option("--input", "-i", help="A file with one JSON value a line; - for standard input.")]
+Input = Annotated[str, typer.Option("--input", "-i", help="A file with one JSON value per line; - for standard input.")]
 
 
 def run(

@@ -66,7 +66,7 @@ class AsyncTicket:
 
 
 class AsyncSubscription:
-    """The batches of a stream, by ``async for``. With a name: durable, and each is to be acknowledged with ``ack``."""
+    """The batches of a stream, by ``async for``. With a name: durable, and each must be acknowledged with ``ack``."""
 
     def __init__(self, client: AsyncClient, stream: str, name: str | None, cursor: str | None) -> None:
         self.stream = stream

@@ -1,4 +1,4 @@
-"""Following a stream of a server: a thread reads, reconnects with the last cursor, and hands over batches."""
+"""Following a stream of a server: a thread reads, reconnects with the last cursor, and queues batches."""
 
 from __future__ import annotations
 

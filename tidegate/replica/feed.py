@@ -98,7 +98,7 @@ class Feed:
         return self._stale or bool(self._pending)
 
     def frames(self) -> Iterator[bytes]:
-        """What is to be sent now: merges, or a whole copy."""
+        """What to send now: merges, or a full copy."""
         with self.news:
             stale = self._stale
             merged = None if stale or not self._pending else self._pending.popleft()

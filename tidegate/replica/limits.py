@@ -11,7 +11,7 @@ from tidegate.errors import TidegateError
 class Limits:
     """Bounds on the query replica and on every query in it. They hold against hostile SQL: what can't be stopped is killed.
 
-    ``timeout_s``: from the first byte of a query's work to its last row handed over; a client may ask for less, never
+    ``timeout_s``: from the start of a query's work to the delivery of its last row; a client may ask for less, never
     for more. ``grace_s``: how long a query that was told to stop may keep running before the replica is killed and
     restarted.
     ``memory_mb``: of the replica process, its copy of the tables included; beyond it the replica is killed.

@@ -68,7 +68,7 @@ class Meter:
         return self.costs.setdefault(way, Cost())
 
     def decide(self, items: int, workers: int, ways: Sequence[Way], start: Callable[[str], None]) -> Decision:
-        """The way for so many items. ``start`` is called with a way whose start-up now pays off."""
+        """The way for this many items. ``start`` is called with a way whose start-up now pays off."""
         here, others = ways[0], ways[1:]
         cost = self.cost(here.name)
         if not others:
@@ -130,7 +130,7 @@ class Meter:
         return f"{time(waited)} of such work so far, less than the {time(way.starts_in)} to start {way.name}"
 
     def _good(self, way: Way, each: float, workers: int) -> bool:
-        """Does this way already save most of what so many workers could save?"""
+        """Does this way already save most of what this many workers could save?"""
         taken = self.cost(way.name).each
         return taken is not None and taken <= each * (1 - GOOD * (1 - 1 / workers))
 

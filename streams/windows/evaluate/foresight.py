@@ -215,7 +215,7 @@ class Depth:
         return 2 * min(self.limit, 4 * self.now)
 
     def took(self, batches: int, seconds: float) -> None:
-        """So many batches were evaluated together in so many seconds."""
+        """This many batches were evaluated together in this many seconds."""
         fits = max(1, int(batches * self.target_s / max(seconds, 1e-9)))
         if fits < self.now and fits < batches:
             self.now = fits

@@ -316,7 +316,7 @@ class PaneState(ColumnState):
         self._many = max(MANY, 2 * len(live))
 
     def _keep(self, which: Array, room: int) -> None:
-        """Keep these keys' rings, with room for so many keys."""
+        """Keep these keys' rings, with room for this many keys."""
         seen, tags, ring, count = self.seen, self.tags, self.ring, len(which)
         self._make_room(room)
         self.seen[:count], self.tags[:count] = seen[which], tags[which]

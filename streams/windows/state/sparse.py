@@ -115,7 +115,7 @@ class SparseTable:
     # ---- keys come and go; checkpoints
 
     def keep(self, which: Array, room: int) -> None:
-        """Keep these rows, with room for so many."""
+        """Keep these rows, with room for this many."""
         old, gone = self.index, np.ones(len(self.index), bool)
         gone[which] = False
         self.clear(gone.nonzero()[0])
