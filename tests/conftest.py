@@ -137,12 +137,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist tells what was collected
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Some pairs of pytest and xdist ignore groups in silence; then every worker starts a JVM, a broker and servers."""
     if getattr(session.config.option, "loadgroup", False):
         ignored = [i.nodeid for i in session.items if i.get_closest_marker("xdist_group") and "@" not in i.nodeid]
         if ignored:
-            raise pytest.UsageError(f"this pytest-xdist ignores xdist_group with this pytest: {ignored[0]}")
+            raise RuntimeError(f"this pytest-xdist ignores xdist_group with this pytest: {ignored[0]}")
 
 
 def _shares_a_module_fixture(item: pytest.Item) -> bool:

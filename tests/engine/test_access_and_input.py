@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -25,7 +26,19 @@ from tidegate import (
 Make = Callable[..., Engine]
 
 
+class Now:
+    """What ``work`` does in this test."""
+
+    body: Callable[[Transaction, Batch], Any]
+
+
 def app_running(body: Callable[[Transaction, Batch], Any]) -> App:
+    Now.body = staticmethod(body)
+    return declared()
+
+
+@cache
+def declared() -> App:
     """``work`` reads r and a partition of p, writes w; table hidden is not declared."""
     app = App("access")
     for name in ("r", "hidden"):
@@ -51,7 +64,7 @@ def app_running(body: Callable[[Transaction, Batch], Any]) -> App:
     )
     def work(txn: Transaction, events: Batch) -> None:
         txn.upsert("w", (0, "half", 1, None))
-        body(txn, events)
+        Now.body(txn, events)
 
     @app.procedure(inputs="pings", outputs="elsewhere", writes=["log"])
     def ping(txn: Transaction, pings: Batch) -> None:

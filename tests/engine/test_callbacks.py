@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ SETTINGS = [
 ]
 
 
+@cache
 def make_queue(mode: str = "weak") -> App:
     """arrivals → stand: everyone gets the next place."""
     app = App("queue", recovery=mode)
@@ -146,7 +148,7 @@ def test_a_callback_that_raises_is_logged_and_harms_nobody(
 
 
 def test_a_callback_may_call_and_wait(settings: dict[str, Any], tmp_path: Path, open_engine: Any) -> None:
-    app = make_queue()
+    app = make_queue.__wrapped__()
 
     @app.procedure(reads=["last"])
     def length(txn: Transaction) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,7 @@ def test_sql_text_says_the_same() -> None:
 def test_open_windows_are_there_after_a_crash_and_after_a_checkpoint(
     tmp_path: Path, recovery: Any, compute: Any
 ) -> None:
+    @cache
     def app() -> App:
         made = ward(compute, delay="1s")
         made.recovery = recovery

@@ -32,6 +32,7 @@ def test_threads_decide_as_one_does() -> None:
     assert played(LOCAL, busy_ward(5, 4)) == played(LOCAL, busy_ward(5, 4), executor="threads", workers=4)
 
 
+@pytest.mark.xdist_group("spark")
 def test_spark_decides_as_local_does() -> None:
     where = choose_backend("auto")
     if not where.spark:

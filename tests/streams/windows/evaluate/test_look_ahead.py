@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -95,21 +96,26 @@ def ahead_of(engine: tidegate.Engine) -> Any:
     return engine.runtime.programs["keep"].ahead["recent"]
 
 
+@cache
+def without(form: str, kind: str, key: str | None, aborts: int) -> tuple[list[Any], Any]:
+    """What is kept, and the state of the windows, of a run that does not look ahead."""
+    app = app_of(FORMS[form], kind, key=key, aborts=aborts, backend="local")
+    with tidegate.open(app, clock=ManualClock()) as plain:
+        play(plain, rows_of(150))
+        return kept(plain), state_of(plain)
+
+
 @pytest.mark.parametrize(
     ("kind", "form", "key"),
     [(kind, form, "k" if (i + j) % 2 else None) for i, kind in enumerate(KINDS) for j, form in enumerate(FORMS)],
 )
 @pytest.mark.parametrize("aborts", [0, 3], ids=["all commit", "some abort"])
-def test_the_same_as_without(
-    kind: str, form: str, key: str | None, aborts: int, engine_of: Open, open_engine: Open
-) -> None:
-    rows = rows_of(150)
-    plain = open_engine(app_of(FORMS[form], kind, key=key, aborts=aborts, backend="local"), clock=ManualClock())
-    play(plain, rows)
+def test_the_same_as_without(kind: str, form: str, key: str | None, aborts: int, engine_of: Open) -> None:
     engine = engine_of(app_of(FORMS[form], kind, key=key, aborts=aborts), clock=ManualClock())
-    play(engine, rows)
-    assert kept(engine) == kept(plain) != []
-    assert state_of(engine) == state_of(plain)
+    play(engine, rows_of(150))
+    rows, state = without(form, kind, key, aborts)
+    assert kept(engine) == rows != []
+    assert state_of(engine) == state
     ahead = ahead_of(engine)
     assert not ahead.pending
     if engine.config.executor != "threads":  # which may have been fast enough for nothing to wait
