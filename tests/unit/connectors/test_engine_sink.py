@@ -16,9 +16,7 @@ from tidegate import App, Batch, Engine
 from tidegate.connectors.engine_sink import EngineSink
 from tidegate.errors import SinkError
 
-LISTS = (
-    "prices DECIMAL(9,2)[], deep DECIMAL(9,2)[][], words VARCHAR[], ids UUID[], moments TIMESTAMP[], raws BLOB[], docs JSON[]"
-)
+LISTS = "prices DECIMAL(9,2)[], deep DECIMAL(9,2)[][], words VARCHAR[], ids UUID[], moments TIMESTAMP[], raws BLOB[], docs JSON[]"
 LISTED = (
     (Decimal("1.20"), None), ((Decimal("1.20"),), None, ()), ("a", None), (uuid.UUID(int=7),),
     (dt.datetime(2026, 1, 2),), (b"\x00",), ('{"a":1}',),
@@ -45,7 +43,9 @@ def looping(outgoing: str, followed: str) -> App:
     return app
 
 
-def test_every_type_goes_into_a_stream_with_the_same_columns(open_engine: Callable[..., Engine], tmp_path: Path) -> None:
+def test_every_type_goes_into_a_stream_with_the_same_columns(
+    open_engine: Callable[..., Engine], tmp_path: Path
+) -> None:
     columns = f"{COLUMNS}, {LISTS}"
     engine = open_engine(looping(columns, columns), tmp_path / "db")
     delivery = engine.deliver("outgoing", EngineSink(engine, "followed"))
