@@ -180,6 +180,13 @@ class App:
                 raise DeclarationError(
                     f"{kind} {name}: the name is taken by the {other} {taken}; choose another", name=name
                 )
+        for procedure in self.procedures.values():
+            for taken in procedure.windows:
+                if taken.lower() == name.lower():
+                    raise DeclarationError(
+                        f"{kind} {name}: the name is taken by the window {taken} of procedure {procedure.name}; choose another",
+                        name=name,
+                    )
 
     def _check_relation(self, kind: str, relation: Relation) -> None:
         check_name(kind, relation.name)

@@ -40,14 +40,12 @@ KINDS: dict[str, dict[str, Any]] = {
     "landmark, by time": {"landmark": "12s", "slide": "4s", "on": "moment"},
     "until": {"until": "mark"},
 }
+LISTED = "place BIGINT PRIMARY KEY, k VARCHAR, number BIGINT, starts VARCHAR, ends VARCHAR, n BIGINT, total DECIMAL(38,2)"
 # what is compared; the place of a row is when it was written
 TABLES = {
     "sql": "k VARCHAR, number BIGINT, id BIGINT, starts VARCHAR, ends VARCHAR, told VARCHAR, PRIMARY KEY (k, number, id)",
     "sums_sql": "k VARCHAR, number BIGINT, starts VARCHAR, ends VARCHAR, n BIGINT, total DECIMAL(38,2), PRIMARY KEY (k, number)",
-    **{
-        name: "place BIGINT PRIMARY KEY, k VARCHAR, number BIGINT, starts VARCHAR, ends VARCHAR, n BIGINT, total DECIMAL(38,2)"
-        for name in ("runs", "python", "sums_runs", "sums_python")
-    },
+    **dict.fromkeys(("runs", "python", "sums_runs", "sums_python"), LISTED),
 }
 NEXT = "(SELECT coalesce(max(place), 0) + 1 FROM {0})"
 BOUNDS = "CAST(window_start AS VARCHAR), CAST(window_end AS VARCHAR)"

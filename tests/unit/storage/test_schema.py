@@ -261,7 +261,7 @@ def test_rows_of_a_relation_that_does_not_fit_are_checked(source: str, target: s
 # ---- types are values
 
 TYPES = {
-    **{sql: 7 for sql in ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT")},
+    **dict.fromkeys(("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT"), 7),
     "FLOAT": 0.5,
     "DOUBLE": 0.1,
     "DECIMAL(9,2)": Decimal("1.20"),
