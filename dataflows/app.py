@@ -384,7 +384,8 @@ class App:
     def trigger(self, on: str, sql: Any) -> None:
         """Declare an EE trigger: ``sql`` runs inside the transaction that inserts tuples into stream ``on``, or that
         slides the window ``on`` (written ``"procedure.window"``). In the SQL the new tuples are the relation named
-        after the stream; for a window, the window's name is its rows after the slide.
+        after the stream. For a window it runs once for each that fires, in order, and the window's name is that one's
+        rows (with ``compute``, its results) with ``window_number``, ``window_start`` and ``window_end``.
         """
         if "." in on:
             procedure, _, window_name = on.partition(".")
