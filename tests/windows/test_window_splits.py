@@ -40,7 +40,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "landmark, by time": {"landmark": "12s", "slide": "4s", "on": "moment"},
     "until": {"until": "mark"},
 }
-LISTED = "place BIGINT PRIMARY KEY, k VARCHAR, number BIGINT, starts VARCHAR, ends VARCHAR, n BIGINT, total DECIMAL(38,2)"
+LISTED = (
+    "place BIGINT PRIMARY KEY, k VARCHAR, number BIGINT, starts VARCHAR, ends VARCHAR, n BIGINT, total DECIMAL(38,2)"
+)
 # what is compared; the place of a row is when it was written
 TABLES = {
     "sql": "k VARCHAR, number BIGINT, id BIGINT, starts VARCHAR, ends VARCHAR, told VARCHAR, PRIMARY KEY (k, number, id)",
