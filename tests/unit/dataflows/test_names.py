@@ -54,9 +54,8 @@ def streams(names: list[str]) -> App:
         app.stream(name, "a BIGINT NOT NULL, b VARCHAR", border=True)
 
         def take(txn: Transaction, batch: Batch, name: str = name) -> None:
-            txn.execute(
-                f'INSERT INTO kept_here SELECT \'{name}\', "{name}".a, (SELECT sum(a) FROM "{name}") FROM "{name}" WHERE b = \'x\''
-            )
+            total = f'(SELECT sum(a) FROM "{name}")'
+            txn.execute(f"INSERT INTO kept_here SELECT '{name}', \"{name}\".a, {total} FROM \"{name}\" WHERE b = 'x'")
 
         take.__name__ = f"take_{number}"
         app.procedure(inputs=name, writes=["kept_here"])(take)
