@@ -180,6 +180,13 @@ class App:
                 raise DeclarationError(
                     f"{kind} {name}: the name is taken by the {other} {taken}; choose another", name=name
                 )
+        for procedure in self.procedures.values():
+            for taken in procedure.windows:
+                if taken.lower() == name.lower():
+                    raise DeclarationError(
+                        f"{kind} {name}: the name is taken by the window {taken} of procedure {procedure.name}; choose another",
+                        name=name,
+                    )
 
     def _check_relation(self, kind: str, relation: Relation) -> None:
         check_identifier(kind, relation.name)
@@ -377,7 +384,8 @@ class App:
     def trigger(self, on: str, sql: Any) -> None:
         """Declare an EE trigger: ``sql`` runs inside the transaction that inserts tuples into stream ``on``, or that
         slides the window ``on`` (written ``"procedure.window"``). In the SQL the new tuples are the relation named
-        after the stream; for a window, the window's name is its rows after the slide.
+        after the stream. For a window it runs once for each that fires, in order, and the window's name is that one's
+        rows (with ``compute``, its results) with ``window_number``, ``window_start`` and ``window_end``.
         """
         if "." in on:
             procedure, _, window_name = on.partition(".")

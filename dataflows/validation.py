@@ -149,8 +149,12 @@ def check_windows(app: App, procedure: Procedure) -> None:
                     procedure=procedure.name,
                 )
         check_identifier(f"procedure {procedure.name}: window", name)
-        if name in app.tables or name in app.streams:
-            raise DeclarationError(f"procedure {procedure.name}: window name {name!r} is taken by a table or stream")
+        for taken in [*app.tables, *app.streams, *(other for other in procedure.windows if other != name)]:
+            if taken.lower() == name.lower():
+                kind = "table" if taken in app.tables else "stream" if taken in app.streams else "window"
+                raise DeclarationError(
+                    f"procedure {procedure.name}: window name {name!r} is taken by the {kind} {taken}; choose another"
+                )
         if isinstance(spec, JoinSpec):
             left, right = (app.streams[stream].relation for stream in spec.streams)
             check_join(spec, left, right, f"procedure {procedure.name}: join {name}")

@@ -25,7 +25,7 @@ def arrow_columns(columns: Sequence[Column], rows: Sequence[Row]) -> pa.Table:
     values: Iterable[Sequence[Any]] = zip(*rows, strict=True) if rows else [()] * len(columns)
     arrays = [
         pa.array(
-            [_uuid_text(v) for v in column_values] if column.type.sql.startswith("UUID") else column_values,
+            [uuid_text(v) for v in column_values] if column.type.sql.startswith("UUID") else column_values,
             type=column.type.arrow,
         )
         for column, column_values in zip(columns, values, strict=True)
@@ -33,11 +33,11 @@ def arrow_columns(columns: Sequence[Column], rows: Sequence[Row]) -> pa.Table:
     return pa.Table.from_arrays(arrays, names=[column.name for column in columns])
 
 
-def _uuid_text(value: Any) -> Any:
+def uuid_text(value: Any) -> Any:
     """A UUID as text, since Arrow has no type for it; or a list of them, nested to any depth."""
     if value is None:
         return None
-    return [_uuid_text(item) for item in value] if isinstance(value, tuple) else str(value)
+    return [uuid_text(item) for item in value] if isinstance(value, tuple) else str(value)
 
 
 def stored_rows(relation: Relation, rows: Iterable[Sequence[Any]]) -> Iterator[Row]:

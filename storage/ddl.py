@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
 
+OURS = "database_name = current_database() AND schema_name = current_schema()"  # not DuckDB's own views, whatever their names
+
+
 class Scratch:
     """An empty in-memory DuckDB with the declared tables and streams: it reads DDL and binds statements.
 
@@ -77,15 +80,20 @@ class Scratch:
         self.connection.execute(f"CREATE OR REPLACE TABLE {quote(relation.name)} ({columns})")
 
     def _tables(self) -> set[str]:
-        return {name for (name,) in self.connection.execute("SELECT table_name FROM duckdb_tables()").fetchall()}
+        return {
+            name
+            for (name,) in self.connection.execute(f"SELECT table_name FROM duckdb_tables() WHERE {OURS}").fetchall()
+        }
 
     def _columns(self, table: str) -> tuple[Column, ...]:
         rows = self.connection.execute(
             "SELECT column_name, data_type, is_nullable, column_default FROM duckdb_columns() "
-            "WHERE table_name = ? ORDER BY column_index",
+            f"WHERE table_name = ? AND {OURS} ORDER BY column_index",
             [table],
         ).fetchall()
-        stored = self.connection.execute("SELECT sql FROM duckdb_tables() WHERE table_name = ?", [table]).fetchall()
+        stored = self.connection.execute(
+            f"SELECT sql FROM duckdb_tables() WHERE table_name = ? AND {OURS}", [table]
+        ).fetchall()
         if any("GENERATED ALWAYS AS" in text for (text,) in stored):
             raise DeclarationError(
                 f"table {table} has a generated column, which is not supported; compute it in the procedure or in a query",
@@ -105,7 +113,7 @@ class Scratch:
         indexes: list[Index] = []
         for kind, text, expression, columns in self.connection.execute(
             "SELECT constraint_type, constraint_text, expression, constraint_column_names "
-            "FROM duckdb_constraints() WHERE table_name = ?",
+            f"FROM duckdb_constraints() WHERE table_name = ? AND {OURS}",
             [table],
         ).fetchall():
             if kind == "PRIMARY KEY":
@@ -121,7 +129,7 @@ class Scratch:
                     table=table,
                 )
         for name, unique, expressions in self.connection.execute(
-            "SELECT index_name, is_unique, expressions FROM duckdb_indexes() WHERE table_name = ?", [table]
+            f"SELECT index_name, is_unique, expressions FROM duckdb_indexes() WHERE table_name = ? AND {OURS}", [table]
         ).fetchall():
             indexes.append(Index(name, self._index_columns(table, name, expressions), unique))
         columns = self._columns(table)

@@ -91,9 +91,7 @@ class Relation:
         derive from such rows are not of their class: see :func:`row_class`.
         """
         fits = [
-            mine.type == theirs.type
-            and (mine.nullable or not theirs.nullable)
-            and (mine.type.family in _RECOGNISED or mine.type.sql == "DOUBLE")  # and not a list, which can be changed
+            mine.type == theirs.type and (mine.nullable or not theirs.nullable)
             for mine, theirs in zip(self.columns, other.columns, strict=False)
         ]
         if len(self.columns) == len(other.columns) and all(fits):

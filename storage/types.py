@@ -31,7 +31,7 @@ import re
 import struct
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
 from typing import Any
 
@@ -45,16 +45,19 @@ from tidegate.storage.unicode import HALF, is_unicode
 
 @dataclass(frozen=True)
 class ColumnType:
-    """One SQL type. ``coerce`` returns the stored form of a value, or raises ValueError saying what is expected."""
+    """One SQL type. ``coerce`` returns the stored form of a value, or raises ValueError saying what is expected.
+
+    Two are equal if they are the same SQL type: everything else follows from that.
+    """
 
     sql: str
-    family: str
-    python: type
-    arrow: pa.DataType
-    coerce: Callable[[Any], Any]
-    low: int = 0
-    high: int = 0
-    element: ColumnType | None = None  # of a list
+    family: str = field(compare=False)
+    python: type = field(compare=False)
+    arrow: pa.DataType = field(compare=False)
+    coerce: Callable[[Any], Any] = field(compare=False)
+    low: int = field(default=0, compare=False)
+    high: int = field(default=0, compare=False)
+    element: ColumnType | None = field(default=None, compare=False)  # of a list
 
     def __str__(self) -> str:
         return self.sql

@@ -165,7 +165,9 @@ class Runtime:
         for window_name, statements in program.window_triggers.items():
             slide = txn.slides[program.name, window_name]
             if slide.slid:
-                txn.fire(statements, window_name, program.relations[window_name], slide.rows)
+                relation = program.relations[window_name]
+                for rows in slide.shown_each(relation):
+                    txn.fire(statements, window_name, relation, rows)
 
     def _slide(self, txn: Transaction, program: Program, batches: Sequence[Batch]) -> None:
         """Slide every window by what came on its stream. A join takes both; where nothing came, a window stays as it is."""

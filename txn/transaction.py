@@ -216,7 +216,8 @@ class Transaction(View):
                 return self.program.inputs[name], self.streams[name].rows if name in self.streams else ()
             slide = self.slides.get((self.procedure, name))
             if slide is not None:
-                return self.program.relations[name], slide.rows
+                relation = self.program.relations[name]
+                return relation, slide.shown(relation)
             if name in self.program.outputs:
                 if name in self.more:
                     self.seal()

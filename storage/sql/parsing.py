@@ -181,7 +181,9 @@ def _tree(sql: str) -> exp.Expression:
         tree = sqlglot.parse_one(for_sqlglot(in_text_order(sql)), dialect=_Verbatim)
     except sqlglot.errors.SqlglotError as error:
         raise StatementError(
-            f"this SQL is valid for DuckDB, but tidegate can't analyse it: {error}\n  {sql}", sql=sql
+            f"this SQL is valid for DuckDB, but tidegate can't analyse it: {error}. If a name in it is a word of SQL, too, "
+            f"write it in double quotes\n  {sql}",
+            sql=sql,
         ) from None
     assert isinstance(tree, exp.Expression)
     return tree

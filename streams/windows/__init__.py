@@ -9,6 +9,7 @@ from tidegate.streams.windows.declare.checks import check_columns
 from tidegate.streams.windows.declare.kinds import WindowSpec, window
 from tidegate.streams.windows.evaluate.plan import Plan
 from tidegate.streams.windows.state.results import Results, WindowState
+from tidegate.streams.windows.state.shown import label_columns
 from tidegate.streams.windows.state.tuples import TupleState
 
 __all__ = ["WindowSpec", "WindowState", "open_state", "result_relation", "window"]
@@ -41,6 +42,7 @@ def open_state(spec: WindowSpec, relation: Relation, plan: Plan | None = None) -
 
 
 def result_relation(spec: WindowSpec, relation: Relation, name: str) -> Relation:
-    """What SQL reads under the window's name: its results, or the rows of its stream."""
-    columns = relation.columns if spec.compute is None else Results(spec, relation).relation.columns
-    return Relation(name, columns)
+    """What SQL reads under the window's name: its results, or the rows of its windows with number and bounds."""
+    if spec.compute is None:
+        return Relation(name, (*label_columns(spec, relation), *relation.columns))
+    return Relation(name, Results(spec, relation).relation.columns)

@@ -38,7 +38,7 @@ def test_each_procedure_reads_its_own(engine_of: Callable[..., tidegate.Engine])
     app = two_windows()
     app.trigger("rows.win", "INSERT INTO seen SELECT 3, sum(x) FROM win ON CONFLICT (id) DO UPDATE SET n = excluded.n")
     app.trigger(
-        "sums.win", "INSERT INTO seen SELECT 4, sum(total) FROM win ON CONFLICT (id) DO UPDATE SET n = excluded.n"
+        "sums.win", "INSERT INTO seen SELECT 4, sum(total) FROM win ON CONFLICT (id) DO UPDATE SET n = n + excluded.n"
     )
     engine = engine_of(app)
     engine.push("a", [(1,), (2,)])

@@ -248,8 +248,10 @@ def test_rows_of_a_relation_that_fits_are_passed_on_and_what_people_make_of_them
         ("n INTEGER", "n BIGINT"),
         ("n INTEGER, m INTEGER", "n INTEGER"),
         ("n INTEGER", "n INTEGER, m INTEGER"),
-        ("n INTEGER[]", "n INTEGER[]"),
+        ("n INTEGER[]", "n BIGINT[]"),
         ("n DECIMAL(9, 2)", "n DECIMAL(9, 3)"),
+        ("n DECIMAL(9, 2)[]", "n DECIMAL(9, 3)[]"),
+        ("n INTEGER[]", "n INTEGER[][]"),
     ],
 )
 def test_rows_of_a_relation_that_does_not_fit_are_checked(source: str, target: str) -> None:
@@ -257,3 +259,46 @@ def test_rows_of_a_relation_that_does_not_fit_are_checked(source: str, target: s
     taking = scratch.define_relation("b", target)
     taking.trust(scratch.define_relation("a", source))
     assert not taking.trusted
+
+
+# ---- types are values
+
+TYPES = {
+    **dict.fromkeys(("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT"), 7),
+    "FLOAT": 0.5,
+    "DOUBLE": 0.1,
+    "DECIMAL(9,2)": Decimal("1.20"),
+    "DECIMAL(38,0)": Decimal(10**37),
+    "VARCHAR": "å",
+    "BOOLEAN": True,
+    "TIMESTAMP": dt.datetime(2026, 1, 2, 3, 4, 5, 6),
+    "DATE": dt.date(2026, 1, 2),
+    "TIME": dt.time(3, 4, 5),
+    "INTERVAL": dt.timedelta(days=1, microseconds=7),
+    "BLOB": b"\x00",
+    "UUID": uuid.UUID(int=7),
+    "JSON": '{"a":1}',
+}
+NESTED = {
+    **TYPES,
+    **{f"{sql}[]": (value, None) for sql, value in TYPES.items()},
+    **{f"{sql}[][]": ((value,), None) for sql, value in TYPES.items()},
+}
+
+
+def test_a_type_equals_itself_wherever_it_was_read_and_no_other() -> None:
+    once, again = ([column_type(sql) for sql in NESTED] for _ in range(2))
+    assert once == again
+    assert [hash(kind) for kind in once] == [hash(kind) for kind in again]
+    assert len({*once, *again}) == len(NESTED)
+    assert column_type("DECIMAL(9, 2)") == column_type("DECIMAL(9,2)")
+
+
+@pytest.mark.parametrize("sql", NESTED)
+def test_rows_of_the_same_type_are_passed_on_as_they_are(sql: str) -> None:
+    source, target = (Scratch().define_relation(name, f"v {sql}, w {sql} NOT NULL") for name in "ab")
+    target.trust(source)
+    row = source.conform((None, NESTED[sql]))
+    assert target.trusted == {source.row}
+    assert target.conform(row) == row == (None, NESTED[sql])
+    assert target.conform(row)[1] is row[1], "not even copied"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tidegate.errors import DeclarationError
 from tidegate.storage.schema import Relation
-from tidegate.streams.windows.declare.kinds import WindowSpec
+from tidegate.streams.windows.declare.kinds import LABELS, WindowSpec
 
 
 def check_columns(spec: WindowSpec, relation: Relation, what: str) -> None:
@@ -18,6 +18,7 @@ def check_columns(spec: WindowSpec, relation: Relation, what: str) -> None:
             raise DeclarationError(
                 f"{what}: {role} names column {name!r}; stream {spec.stream} has {columns}", column=name
             )
+    _refuse_labels(spec, relation, what)
     for role, name in named[2:]:
         if name is not None and relation.column(name).type.family != "boolean":
             raise DeclarationError(f"{what}: {role} names {name}, which is {relation.column(name).type}, not BOOLEAN")
@@ -48,3 +49,16 @@ def check_columns(spec: WindowSpec, relation: Relation, what: str) -> None:
             f"{'lengths of time' if wants_time else 'whole numbers in its unit'}, for example "
             f"{repr('10s') if wants_time else 10}"
         )
+
+
+def _refuse_labels(spec: WindowSpec, relation: Relation, what: str) -> None:
+    """What SQL reads of a window has columns of its own beside the rows' (with ``compute``: beside the ``by`` columns)."""
+    own = ", ".join(LABELS)
+    for name in relation.column_names if spec.compute is None else spec.by:
+        if name.lower() in LABELS:
+            other = ", or let the window compute= what you need" if spec.compute is None else ""
+            raise DeclarationError(
+                f"{what}: stream {spec.stream} has a column {name}, but SQL reads the window's own {own} under these names; "
+                f"rename the column of the stream, for example to of_{name.lower()}{other}",
+                column=name,
+            )

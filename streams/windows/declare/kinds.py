@@ -90,6 +90,7 @@ Late = Literal["drop", "adjust", "raise"]
 Where = Literal["local", "spark", "auto"]
 Predicate = str | Callable[[Any], bool]  # a BOOLEAN column, or a function of a row
 
+LABELS = ("window_number", "window_start", "window_end")  # columns of everything that SQL reads of a window
 CONTEXT_FREE: frozenset[Kind] = frozenset({"count", "batches", "time", "landmark"})
 
 

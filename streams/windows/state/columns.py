@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tidegate.storage.arrow import uuid_text
 from tidegate.storage.schema import Column, Relation, Row
 
 Array = npt.NDArray[Any]
@@ -132,9 +133,8 @@ class Columns:
             array, mask = self.values[name], self.valid[name]
             kind = self.relation.column(name).type
             if array.dtype == np.dtype(object):
-                made = pa.array(
-                    [str(v) if kind.family == "uuid" and v is not None else v for v in array], type=kind.arrow
-                )
+                values = array.tolist()
+                made = pa.array(map(uuid_text, values) if kind.sql.startswith("UUID") else values, type=kind.arrow)
             else:
                 made = pa.array(array, mask=None if mask is None else ~mask, from_pandas=False)
             arrays.append(made)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -72,6 +72,16 @@ class Arrival(NamedTuple):
     late: list[Row]
 
 
+class JoinSlide(Slide):
+    """One execution's view of a join."""
+
+    __slots__ = ()
+
+    def shown_each(self, relation: Relation) -> Iterator[Any]:
+        """A join is not cut into windows: all that the batch brought, at once."""
+        yield self.rows
+
+
 class JoinState:
     """The state of one join (of one key of its streams): what execution *i* leaves to execution *i + 1*.
 
@@ -101,7 +111,7 @@ class JoinState:
 
     # ---- taking in
 
-    def slide(self, rows: Sequence[Sequence[Row]], now_us: int = 0) -> Slide:
+    def slide(self, rows: Sequence[Sequence[Row]], now_us: int = 0) -> JoinSlide:
         """What taking in a batch of each side (no rows: none) would do. Nothing changes until it is committed."""
         arrivals = [self._arrive(side, rows[side]) for side in (0, 1)]
         sides = [held.with_more(arrival.rows) for held, arrival in zip(self.sides, arrivals, strict=True)]
@@ -131,7 +141,7 @@ class JoinState:
             if len(self._codes) > 2 * self.held() + SPARE_CODES:
                 self._number_keys_anew()
 
-        return Slide(rows, [], results, len(results), [row for _, row in late], commit)
+        return JoinSlide(rows, [], results, len(results), [row for _, row in late], commit)
 
     def _rows(self, side: int, rows: Sequence[Row], came: int = 0) -> Rows:
         columns = Columns.of_rows(self.relations[side], rows, self._names(side))
@@ -313,9 +323,9 @@ class JoinState:
     def _bound(self, at: int) -> Any:
         return EPOCH + dt.timedelta(microseconds=at) if self.spec.timed else at
 
-    def still(self) -> Slide:
+    def still(self) -> JoinSlide:
         """Nothing arrived on either stream: nothing fires, nothing changes."""
-        return Slide(((), ()), [], ResultRows.of_rows(self.output.relation, []), 0, [], lambda: None)
+        return JoinSlide(((), ()), [], ResultRows.of_rows(self.output.relation, []), 0, [], lambda: None)
 
     # ---- what is held
 

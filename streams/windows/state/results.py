@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Protocol, overload
 
 import pyarrow as pa
 
 from tidegate.clock import EPOCH
 from tidegate.errors import DataError, DeclarationError
-from tidegate.storage.schema import Column, Relation
-from tidegate.storage.types import column_type
+from tidegate.storage.schema import Relation
 from tidegate.streams.windows.declare.functions import Extent, Function, result_rows
-from tidegate.streams.windows.declare.kinds import WindowSpec
-from tidegate.streams.windows.state.columns import Array, Columns, dtype_of
+from tidegate.streams.windows.declare.kinds import LABELS, WindowSpec
+from tidegate.streams.windows.state.columns import Array, Columns
+from tidegate.streams.windows.state.shown import label_columns, shown, shown_each
 
 if TYPE_CHECKING:
     from tidegate.streams.windows.declare.joins import JoinSpec
@@ -26,14 +27,9 @@ class Results:
     def __init__(self, spec: WindowSpec, relation: Relation) -> None:
         assert spec.compute is not None
         self.function: Function = spec.compute
-        bound = bound_type(spec, relation)
-        self.as_time = bound == "TIMESTAMP"
-        labels = [
-            *(relation.column(name) for name in spec.by),
-            Column("window_number", column_type("BIGINT"), nullable=False),
-            Column("window_start", column_type(bound), nullable=False),
-            Column("window_end", column_type(bound), nullable=False),
-        ]
+        told = label_columns(spec, relation)
+        self.as_time = told[-1].type.family == "timestamp"
+        labels = [*(relation.column(name) for name in spec.by), *told]
         returned = self.function.returns(relation)
         taken = {column.name for column in labels}
         for column in returned:
@@ -61,15 +57,6 @@ class Results:
     def bound(self, value: Any) -> Any:
         """A bound in readable form."""
         return EPOCH + dt.timedelta(microseconds=int(value)) if self.as_time else value
-
-
-def bound_type(spec: WindowSpec, relation: Relation) -> str:
-    """The SQL type of a window's bounds."""
-    if spec.kind == "delta":
-        return "DOUBLE"
-    if not spec.by_time:
-        return "BIGINT"
-    return "TIMESTAMP" if spec.on is None or dtype_of(relation.column(spec.on)).kind == "M" else "BIGINT"
 
 
 class ResultRows(Sequence[Any]):
@@ -217,10 +204,23 @@ class Slide:
 
     @property
     def rows(self) -> tuple[Any, ...]:
-        """What SQL reads under the window's name: the results, or without ``compute`` the rows of the newest window."""
+        """The results, or without ``compute`` the rows of the newest of ``windows``."""
         if self.results is not None:
             return self.results.rows
         return self.windows[-1].rows if self.windows else ()
+
+    def shown(self, relation: Relation) -> Any:
+        """What SQL reads under the window's name: the results, or the rows of all windows that fired."""
+        return shown(relation, self.windows) if self.results is None else self.results.rows
+
+    def shown_each(self, relation: Relation) -> Iterator[Any]:
+        """The same for one window after another; those whose function returned no row have nothing to show."""
+        if self.results is None:
+            yield from shown_each(relation, self.windows)
+        else:
+            labels = relation.index_of[LABELS[-1]] + 1
+            for _, rows in groupby(self.results.rows, key=lambda row: row[:labels]):
+                yield tuple(rows)
 
     def commit(self) -> None:
         """Make the slide the window's state."""

@@ -7,8 +7,8 @@ The windows of S-Store, and the fastest for small batches. Until the first windo
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from itertools import chain, islice
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, chain, islice
 from typing import Any, ClassVar
 
 import msgspec
@@ -19,6 +19,7 @@ from tidegate.streams.windows.declare.functions import Extent
 from tidegate.streams.windows.declare.kinds import WindowSpec
 from tidegate.streams.windows.state import saving
 from tidegate.streams.windows.state.columns import Columns
+from tidegate.streams.windows.state.shown import shown, shown_each
 from tidegate.streams.windows.state.sizes import bytes_of
 
 
@@ -64,13 +65,27 @@ class TupleSlide(msgspec.Struct, eq=False, frozen=True):
     @property
     def windows(self) -> list[Extent]:
         """The windows that this batch completed."""
-        spec, relation = self.buffer.spec, self.buffer.relation
+        if not self.slid:
+            return []
+        spec, buffer = self.buffer.spec, self.buffer
+        elements = [*buffer.elements, *self._new]
+        places = [0, *accumulate(map(len, elements))]  # of each element's first row
+        columns = Columns.of_rows(buffer.relation, tuple(chain.from_iterable(elements))).protected()
         found = []
         for number in self.fired:
-            start, rows = number * spec.slide, self.extent(number)
-            if rows:
-                found.append(Extent(number, (), start, start + spec.size, Columns.of_rows(relation, rows).protected()))
+            start = number * spec.slide
+            low, high = places[start - buffer.first], places[start - buffer.first + spec.size]
+            if high > low:
+                found.append(Extent(number, (), start, start + spec.size, columns.slice(low, high)))
         return found
+
+    def shown(self, relation: Relation) -> Any:
+        """What SQL reads under the window's name: the rows of all windows that fired."""
+        return shown(relation, self.windows)
+
+    def shown_each(self, relation: Relation) -> Iterator[Any]:
+        """The same for one window after another."""
+        return shown_each(relation, self.windows)
 
     def commit(self) -> None:
         """Make the slide the window's state."""
