@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 from recovering import frames, let_go, make_numbers, push, seen
 
 import tidegate
-from tidegate import Engine, TidegateError
+from tidegate import App, Batch, Engine, TidegateError, Transaction
 from tidegate.errors import DiskFull, LogDamaged, LogFailed, RecoveryRefused
 from tidegate.testing import SimulatedFiles
 from tidegate.txn.log.record import FORMAT, Segment, encode, framed
@@ -50,6 +51,29 @@ def fill_up(place: Path) -> Path:
 
 
 # ---- syncs that fail
+
+
+def test_who_listens_is_told_of_a_sync_that_failed_while_the_procedure_ran(tmp_path: Path, use: Use) -> None:
+    app, files, told = App("failing"), SimulatedFiles(1), threading.Event()
+    app.stream("numbers", "n INTEGER NOT NULL", border=True)
+    use(files)
+    engines: list[Engine] = []
+
+    @app.procedure(inputs="numbers")
+    def fail(txn: Transaction, numbers: Batch) -> None:
+        durable = engines[0].durable
+        assert durable is not None
+        files.fail_sync_at = files.syncs + 1
+        with pytest.raises(LogFailed):
+            durable.writer.wait(durable.writer.appended)
+
+    engines.append(tidegate.open(app, tmp_path, max_delay_s=60, **SETTINGS))
+    ticket = engines[0].push("numbers", [(1,)])
+    ticket.add_done_callback(lambda _: told.set())
+    assert told.wait(60)
+    with pytest.raises(LogFailed):
+        ticket.result()
+    let_go(engines[0])
 
 
 @pytest.mark.parametrize("sync", ["group", "always"])

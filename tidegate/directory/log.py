@@ -83,10 +83,12 @@ class DurableLog:
 
     def acknowledge(self, ticket: Ticket, lsn: int | None = None) -> None:
         """The ticket arrives when the log is on disk up to ``lsn``, or all that was logged so far. Under the lock."""
-        waiting = self._unacknowledged
-        waiting.append((self.writer.appended if lsn is None else lsn, ticket))
-        if waiting[0][0] <= self.writer.synced:
-            self._tell(self.writer.synced)
+        waiting, writer = self._unacknowledged, self.writer
+        waiting.append((writer.appended if lsn is None else lsn, ticket))
+        if waiting[0][0] <= writer.synced:
+            self._tell(writer.synced)
+        if writer.failed is not None:  # and those who waited were told before this one came
+            self.stop(writer.refusal())
 
     def hold(self, tickets: Iterable[Ticket]) -> None:
         """These tickets are not done before everything logged so far is on disk."""

@@ -143,7 +143,7 @@ class LogWriter:
     def _put(self, record: Record) -> int:
         """A frame at the end of the buffer, under the guard; returns the LSN after it. The caller says when all is done."""
         if self.failed is not None:
-            raise self._refusal()
+            raise self.refusal()
         if self._appending:
             raise self._fail(Interrupted("a record was being appended"))
         self._appending = True
@@ -168,7 +168,7 @@ class LogWriter:
     def check(self) -> None:
         """Raise when new work can't be taken: the log failed, or the disk is full and stays so."""
         if self.failed is not None:
-            raise self._refusal()
+            raise self.refusal()
         if self.full is not None:
             self._write_out(sync=self._mode != "off")
             if self.full is not None:
@@ -181,7 +181,7 @@ class LogWriter:
         """Return when everything below ``lsn`` is on disk; makes it so if need be."""
         while self.synced < lsn:
             if self.failed is not None:
-                raise self._refusal()
+                raise self.refusal()
             if not self._write_out(sync=self._mode != "off"):
                 self.check()
             elif self.synced < lsn:  # for ever, then
@@ -255,11 +255,11 @@ class LogWriter:
 
     def _tell_failure(self) -> None:
         if self.failed is not None:
-            self.on_failed(self._refusal())
+            self.on_failed(self.refusal())
 
     def _sync_file(self) -> None:
         if self.failed is not None:
-            raise self._refusal()
+            raise self.refusal()
         with self._noting():
             self._tail.file.sync()
         self.syncs += 1
@@ -278,7 +278,7 @@ class LogWriter:
 
     def _fail(self, error: BaseException) -> LogFailed:
         self.failed = self.failed or error
-        return self._refusal()
+        return self.refusal()
 
     def _write(self, sync: bool, records: bool = True) -> bool:
         """Move the buffer to the file, and to disk; False when that is full (what was not written stays in the buffer).
@@ -286,7 +286,7 @@ class LogWriter:
         ``records=False``: only if there is nothing but a mark in it; else the mark goes with the next group.
         """
         if self.failed is not None:
-            raise self._refusal()
+            raise self.refusal()
         with self._guard:
             if not records and self._first is not None:
                 return True
@@ -379,7 +379,7 @@ class LogWriter:
     def check_place(self) -> None:
         """Raise, and stop for good, when the segment that is written to was removed, moved or replaced."""
         if self.failed is not None:
-            raise self._refusal()
+            raise self.refusal()
         file = self._tail.file
         try:
             file.check_place()
@@ -388,7 +388,7 @@ class LogWriter:
                 with self._telling():
                     raise self._fail(error) from error
 
-    def _refusal(self) -> LogFailed:
+    def refusal(self) -> LogFailed:
         if isinstance(self.failed, SegmentGone):
             return LogFailed(
                 f"the log's directory was removed, moved or replaced while the engine was open ({self.failed.strerror}): what is "
