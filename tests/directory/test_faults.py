@@ -299,7 +299,7 @@ def test_no_room_for_the_merge(small_disk: Callable[[str], Path], tmp_path: Path
     engine.checkpoint()
     ballast = fill_up(path)
     engine.feed("numbers", [(n,) for n in range(4, 3_000)])
-    with pytest.raises(DiskFull, match=r"no room to merge.*work resumes by itself"):
+    with pytest.raises(DiskFull, match=r"no room to merge.*work resumes automatically"):
         engine.checkpoint()
     push(engine, 3_000, 3_010)
     assert len(seen(engine)) == 3_010

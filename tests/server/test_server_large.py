@@ -15,7 +15,9 @@ CALL = b'{"arguments":[[' + b"[1]," * 1_500_000 + b"[1]]]}"
 PUSH = b"[" + b'["tea",0],' * 400_000 + b'["tea",0]]'
 
 
-@pytest.mark.parametrize(("path", "body"), [("procedures/echo", CALL), ("streams/orders/batches", PUSH)])
+@pytest.mark.parametrize(
+    ("path", "body"), [("procedures/echo", CALL), ("streams/orders/batches", PUSH)], ids=["call", "push"]
+)
 def test_small_requests_sent_after_a_large_one_are_answered_before_it(shared: Server, path: str, body: bytes) -> None:
     head = (
         f"POST /v1/{path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"

@@ -80,7 +80,7 @@ def test_random_apps_have_everything_in_them():
     kinds = {"count", "batches", "time", "session", "landmark", "slide_by_tuple", "delta"}
     assert {window.kind for window in windows} == kinds
     assert {window.compute is None for window in windows} == {True, False}
-    assert any(case.config.get("locking") for case in cases)
+    assert any(case.two_phase for case in cases)
     assert any(case.config.get("cached_rows") for case in cases)
     assert {mode for seed in range(300) for mode in modes(seed, threads=False)} == {
         "manual",

@@ -62,7 +62,7 @@ HOUR = 3_600_000_000
         ({"count": 3, "punctuation": "quiet"}, ["punctuation=", "event time", "on="]),
         ({"time": "3s", "on": "at", "idle": "3s"}, ["idle=", "source="]),
         ({"count": 3, "compute": {}}, ["compute=", "no aggregate"]),
-        ({"count": 3, "compute": {"n": len}}, ["compute=", "'n'", "no aggregate"]),
+        ({"count": 3, "compute": {"n": len}}, ["compute=", "'n'", "not an aggregate"]),
         ({"count": 3, "compute": len}, ["compute=", "bare function", "returns="]),
         ({"count": 3, "compute": 7}, ["compute=", "7"]),
     ],

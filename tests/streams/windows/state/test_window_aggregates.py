@@ -310,7 +310,7 @@ def test_an_aggregate_that_does_not_fit_its_column_is_refused(compute: Aggregate
         (lambda: Quantile("x", 1.5), ["1.5", "between 0 and 1"]),
         (lambda: Quantile("x", 0.5, error=0.5), ["error", "between 0 and 0.5"]),
         (lambda: TopK("x", 0), ["k must be", "positive whole number"]),
-        (lambda: window("s", count=3, compute={"mean": "mean(x)"}), ["'mean(x)'", "no aggregate"]),
+        (lambda: window("s", count=3, compute={"mean": "mean(x)"}), ["'mean(x)'", "not an aggregate"]),
     ],
 )
 def test_an_aggregate_with_wrong_arguments_is_refused(make: Callable[[], Any], words: list[str]) -> None:
