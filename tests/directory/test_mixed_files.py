@@ -140,9 +140,7 @@ def test_two_segments_are_swapped(one: int, plain: Path, tmp_path: Path) -> None
     before = left.read_bytes()
     left.write_bytes(right.read_bytes())
     right.write_bytes(before)
-    error = refused(
-        path, LogDamaged, rf"{left.name} says of itself that it begins at LSN {int(right.stem)}: it was renamed"
-    )
+    error = refused(path, LogDamaged, rf"{left.name} says that it begins at LSN {int(right.stem)}: it was renamed")
     assert (error.file, error.offset) == (left.name, 0)
 
 
@@ -165,7 +163,7 @@ def test_a_segment_of_another_copy_of_the_directory(which: int, plain: Path, tmp
     path = copied(plain, tmp_path / "db")
     segment, following = segments(path)[which : which + 2]
     segment.write_bytes(rewritten(segment.read_bytes(), opening="0" * 16))
-    error = refused(path, LogDamaged, rf"{following.name} does not go on where {segment.name} ends")
+    error = refused(path, LogDamaged, rf"{following.name} does not continue where {segment.name} ends")
     assert (error.file, error.offset) == (following.name, 0)
 
 
@@ -185,7 +183,7 @@ def test_a_segment_but_the_last_is_cut_at_the_end_of_a_record(plain: Path, tmp_p
 def test_a_file_that_is_no_segment_is_named(plain: Path, tmp_path: Path) -> None:
     path = copied(plain, tmp_path / "db")
     shutil.copyfile(segments(path)[1], path / "log" / f"{segments(path)[1].stem} (copy).log")
-    refused(path, RecoveryRefused, r"has a file \d+ \(copy\).log, which is no segment")
+    refused(path, RecoveryRefused, r"has a file \d+ \(copy\).log, which is not a segment")
 
 
 def test_a_log_of_the_release_before_is_refused(tmp_path: Path) -> None:
@@ -288,7 +286,7 @@ def test_the_base_of_a_copy_that_went_on_separately(merged: Path, tmp_path: Path
         (left / name).unlink(missing_ok=True)
         if (right / name).exists():
             shutil.copyfile(right / name, left / name)
-    refused(left, RecoveryRefused, "copies of one directory that went on separately")
+    refused(left, RecoveryRefused, "copies of one directory that were used separately")
     for name in ("base.duckdb", "base.duckdb.wal"):
         (left / name).unlink(missing_ok=True)
     with tidegate.open(make_numbers(), left) as engine:  # as the error says
