@@ -123,14 +123,14 @@ def test_the_first_segment_is_missing(plain: Path, tmp_path: Path) -> None:
     path = copied(plain, tmp_path / "db")
     lived(path, 21, 25, generation=False)
     segments(path)[0].unlink()
-    refused(path, LogDamaged, r"the log begins at LSN \d+, but the base says that it was kept from LSN 0 on")
+    refused(path, LogDamaged, r"the log begins at LSN \d+, but the base says that it is kept from LSN 0 on")
 
 
 def test_a_segment_that_a_generation_needs_is_missing(merged: Path, tmp_path: Path) -> None:
     path = copied(merged, tmp_path / "db")
     for segment in segments(path)[:-1]:
         segment.unlink()
-    refused(path, LogDamaged, r"generation \d+-\d+.duckdb stands for LSN \d+, but the log reaches from \d+ to")
+    refused(path, LogDamaged, r"generation \d+-\d+.duckdb is at LSN \d+, but the log reaches from \d+ to")
 
 
 @pytest.mark.parametrize("one", [0, 1, 2])
@@ -330,7 +330,7 @@ def test_a_backup_copied_over_its_directory(generation: bool, plain: Path, tmp_p
     refused(path, LogDamaged, "the log has a gap")
     segments(path)[-1].unlink()
     if generation:
-        refused(path, LogDamaged, r"generation \d+-\d+.duckdb stands for LSN \d+, but the log reaches from 0 to")
+        refused(path, LogDamaged, r"generation \d+-\d+.duckdb is at LSN \d+, but the log reaches from 0 to")
         shutil.rmtree(path / "generations")
     (path / "base.duckdb.wal").unlink(missing_ok=True)
     with tidegate.open(make_numbers(), path) as engine:
