@@ -1,13 +1,13 @@
 """Entries: what the engine accepts is what its log stores.
 
-Whoever brings in work (a push, a feed, a call, a deadline that passed, a replay) makes one of these values. The engine
-numbers it, stamps it with the time, logs it, and an executor gives it its place in the order::
+Every way in (a push, a feed, a call, a deadline that passed, a replay) creates one of these values. The engine numbers
+it, adds the time and logs it; then an executor gives it its place in the order::
 
     push · feed · call · deadline ─┐
                                    ├─▶ Rows | Call ─▶ numbered, logged ─▶ Work ─▶ Executor.place
     the log, replayed ─────────────┘
 
-``record_of`` and ``Entries.read`` are each other's inverse.
+``record_of`` and ``Entries.read`` are inverses of each other.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ from tidegate.txn.program import UnitProgram
 
 
 class Rows(NamedTuple):
-    """Rows that arrive together on a border stream, checked and split into batches: one record, so that no crash parts them.
+    """Rows that arrive together on a border stream, checked and split into batches. They are one record, so a crash
+    can't separate them.
 
-    ``parts``: (key, rows) of each batch, which splitting every ``size`` rows by key gives again. ``batch_id``: the id of
-    the only batch, where its sender chose it. ``source`` stands at ``offset`` from then on.
+    ``parts``: (key, rows) of each batch; splitting every ``size`` rows by key gives the same parts again. ``batch_id``:
+    the id of the only batch, if its sender chose it. ``source``: is at ``offset`` from then on.
     """
 
     border: Border
@@ -44,7 +45,7 @@ class Rows(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A call of an OLTP procedure: the arguments as it gets them, as the log holds them, and the partitions they name."""
+    """A call of an OLTP procedure: its arguments, the partitions they name, and the arguments as the log stores them."""
 
     unit: UnitProgram
     arguments: tuple[tuple[Any, ...], dict[str, Any]]
@@ -56,7 +57,7 @@ Entry = Rows | Call
 
 
 class Work(NamedTuple):
-    """An entry that has its sequence numbers, ``first`` to ``last``: one for each batch, or that of a call.
+    """An entry with its sequence numbers, ``first`` to ``last``: one per batch, or one for a call.
 
     ``together``: all batches are admitted before any of them runs.
     """
@@ -70,7 +71,7 @@ class Work(NamedTuple):
 
 
 def record_of(entry: Entry, work: Work) -> Record:
-    """How the log stores it: ``Pushed`` for a single batch, else ``Fed`` (without rows, when a source only moves on)."""
+    """How the log stores it: ``Pushed`` for a single batch, else ``Fed`` (without rows, if only the offset advances)."""
     if isinstance(entry, Call):
         assert entry.written is not None
         return Called(work.first, to_us(work.time), entry.unit.name, *entry.written)
@@ -81,7 +82,7 @@ def record_of(entry: Entry, work: Work) -> Record:
         return Pushed(
             work.first, to_us(work.time), entry.border.name, batch.id, list(batch.rows), explicit, source, offset
         )
-    rows: Any = entry.rows or [row for batch in batches for row in batch.rows]  # written like a list, whatever it is
+    rows: Any = entry.rows or [row for batch in batches for row in batch.rows]  # any sequence is encoded as a list
     together = work.together or not batches
     return Fed(work.first, to_us(work.time), entry.border.name, max(entry.size, 1), rows, source, offset, together)
 
@@ -117,8 +118,8 @@ class Entries:
 def as_logged(
     procedure: str, arguments: tuple[Any, ...], named: dict[str, Any]
 ) -> tuple[tuple[Any, Any], tuple[Any, ...], dict[str, Any]]:
-    """A call's arguments as the bytes that its record will hold, and as a replay would see them (lists as tuples), so that
-    the first run sees the same.
+    """A call's arguments as the bytes that its record will hold, and as a replay sees them (lists as tuples), so that
+    the first run sees the same values.
     """
     try:
         listed, mapped = to_json(arguments), {name: to_json(value) for name, value in named.items()}
@@ -131,7 +132,7 @@ def as_logged(
 
 
 def _unloggable(procedure: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> DataError:
-    """Which argument it is, and why."""
+    """The error that says which argument can't be logged, and why."""
     for name, value in (dict(enumerate(arguments)) | named).items():
         try:
             writable(name)

@@ -45,7 +45,7 @@ class Why(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why an execution may run, or what it waits for. Feeds the scheduler, error texts and ``tidegate.locks`` alike."""
+    """Why an execution may run, or what it waits for. Used by the scheduler, error texts and ``tidegate.locks``."""
 
     why: Why
     stream: str | None = None
@@ -64,7 +64,7 @@ class Reason:
             case Why.LOCK:
                 return f"waits for the lock on {self.item}{behind}"
             case Why.HALTED:
-                return f"is put aside: its dataflow is halted in front of position {describe(self.behind or 0)}"
+                return f"is parked: its dataflow is halted in front of position {describe(self.behind or 0)}"
 
 
 READY = Reason(Why.READY)
@@ -74,9 +74,10 @@ READY = Reason(Why.READY)
 class Execution:
     """One unit (a procedure or a nested transaction) on one batch, or one call of an OLTP procedure.
 
-    ``entry``: the sequence number it was admitted with; it stays when a halted dataflow moves the position. ``reason``: what it
-    was waiting for when it was last asked (``Scheduler.waiting`` asks again). ``until``: it waits for a lock, and is asked again
-    when this position has gone. ``context`` belongs to whoever runs it; the scheduler does not look inside.
+    ``entry``: the sequence number it was admitted with; it stays the same when resuming a halted dataflow changes the
+    position. ``reason``: what it was waiting for when last checked (``Scheduler.waiting`` checks again). ``until``: it
+    waits for a lock, and is checked again when the execution at this position is gone. ``context``: belongs to the
+    executor; the scheduler does not look inside.
     """
 
     unit: Unit
@@ -105,7 +106,7 @@ class Execution:
 
     @property
     def in_vain(self) -> bool:
-        """Will it never start? A batch it needs has no rows; an either-unit has none of those that might have come."""
+        """Whether it will never start: a batch it needs has no rows. An either-unit: none of its batches has rows."""
         if self.unit.either:
             return not self.missing and all(batch is None for batch in self.inputs.values())
         return None in self.inputs.values()

@@ -1,4 +1,4 @@
-"""What became of executions: counts, aborts, dead letters and halts, kept for people and for ``tidegate.*`` views."""
+"""How executions ended: counts, aborts, dead letters and halts, kept for people and for ``tidegate.*`` views."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Abort:
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """A batch (or call) whose procedure kept failing, put aside so that the flow goes on."""
+    """A batch (or call) whose procedure kept failing, put aside so that the dataflow continues."""
 
     position: str | None
     procedure: str  # or the delivery
@@ -48,7 +48,7 @@ KEPT_ABORTS = 10_000
 
 
 class OutcomeLog(Protocol):
-    """Where outcomes go: the log of a durable engine, or whoever replays one."""
+    """Where outcomes go: the log of a durable engine, or the replay of one."""
 
     mode: str
 
@@ -64,7 +64,7 @@ class Journal:
 
     def __init__(self) -> None:
         self.commits: dict[str, int] = {}  # by unit
-        self.undone: Counter[str] = Counter()  # aborts by procedure, also those no longer kept
+        self.undone: Counter[str] = Counter()  # aborts by procedure, including those no longer kept
         self.aborts: deque[Abort] = deque(maxlen=KEPT_ABORTS)
         self.dead_letters: list[DeadLetter] = []
         self._log: OutcomeLog | None = None
@@ -78,7 +78,7 @@ class Journal:
     @log.setter
     def log(self, log: OutcomeLog | None) -> None:
         self._log = log
-        self._logs_commits = log is not None and log.mode != "weak"  # weak: what was accepted says it all
+        self._logs_commits = log is not None and log.mode != "weak"  # weak: the accepted entries are enough
 
     def committed(self, txn: Transaction) -> None:
         unit = txn.unit.name
@@ -114,21 +114,21 @@ class Journal:
             )
 
     def refused(self, delivery: str, batch: Batch, error: str, at: dt.datetime) -> None:
-        """The target of a delivery did not want this batch."""
+        """The target of a delivery refused this batch."""
         rows = repr([row._asdict() for row in batch])
         self.dead_letters.append(
             DeadLetter(None, f"delivery {delivery}", batch.stream, batch.id, _text(batch.key), rows, error, at)
         )
 
     def finishing(self, tickets: list[Ticket], error: Aborted | ProcedureFailed | None) -> None:
-        """An outcome is about to be told that a run after a crash might not repeat: not before it is on disk."""
+        """Report an outcome that a run after a crash might not repeat only once it is on disk."""
         if self._log is not None and (
             self._log.mode == "effects" or isinstance(error, (ProcedureFailed, DeadlineExceeded))
         ):
             self._log.hold(tickets)
 
     def failed(self, txn: Transaction, error: ProcedureFailed) -> None:
-        """A call failed; its caller has the error. It must not succeed in a replay."""
+        """A call failed and its caller gets the error, so it must not succeed in a replay."""
         if self.log is not None:
             self.log.ended(txn, "failed", str(error))
 
@@ -146,8 +146,8 @@ class Journal:
 
 
 def _taken(txn: Transaction) -> list[Batch]:
-    """The batches the transaction worked on. A decision that came before anyone asked for it is not among them:
-    whether it had arrived by then is chance.
+    """The batches the transaction worked on. An awaited batch that no procedure had asked for yet is not among them:
+    whether it has already arrived depends on timing.
     """
     unread = set(txn.unit.unit.awaited)
     for program in txn.unit.members:
@@ -158,7 +158,7 @@ def _taken(txn: Transaction) -> list[Batch]:
 
 
 def _facts(txn: Transaction) -> dict[str, Any]:
-    """What a line of the log carries beside its text."""
+    """The fields that a log line has besides its text."""
     facts = {"position": describe(txn.position), "procedure": txn.procedure, "batch_id": txn.batch_id}
     return {"facts": facts if txn.key is None else {**facts, "key": _text(txn.key)}}
 

@@ -8,7 +8,7 @@ overlaps all its partitions. Intents are registered in position order when a bat
     write at position p is granted when  p == low_water_mark(item)
 
 Both come down to one question, :meth:`LowWaterMarks.blocker`: is there an unfinished write intent on one of my items
-below my position? Readers hold up nobody: a writer behind them makes a new version. Waits only ever point to smaller
+below my position? Readers block nobody: a writer behind them creates a new version. Waits only ever point to smaller
 positions, so there is no deadlock.
 
 Pure data structures: values in, decisions out.
@@ -37,9 +37,10 @@ class Item(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Why a lock is not granted: ``item`` is written by the unfinished execution at ``behind``, the first of those in front.
+    """Why a lock is not granted: ``item`` is written by the unfinished execution at ``behind``, the first of those
+    ahead.
 
-    ``until``: the last of those in front. Before that one has gone, there is no need to ask again.
+    ``until``: the last of those ahead. There is no need to ask again before it is gone.
     """
 
     item: Item
@@ -58,7 +59,7 @@ class LockTable(Protocol):
 
 
 class _Intents:
-    """Unfinished intents of one sort (reads or writes) by table and by partition, each in ascending order."""
+    """Unfinished intents of one kind (reads or writes) by table and by partition, each in ascending order."""
 
     def __init__(self) -> None:
         self._any: dict[str, list[Position]] = {}  # one for each item of the table
@@ -76,7 +77,7 @@ class _Intents:
             del self._exact[item]
 
     def overlapping(self, item: Item) -> list[list[Position]]:
-        """The positions with an intent that overlaps ``item``, in one or two ascending lists that are not empty."""
+        """The positions with an intent that overlaps ``item``, in at most two ascending, non-empty lists."""
         if item.partition is None:
             found = [self._any.get(item.table)]
         else:
@@ -88,7 +89,7 @@ class _Intents:
         return min((positions[0] for positions in self.overlapping(item)), default=None)
 
     def block(self, at: Position, item: Item) -> Block | None:
-        """What is in front of ``at``."""
+        """The intents on ``item`` ahead of ``at``, if any."""
         in_front = [positions for positions in self.overlapping(item) if positions[0] < at]
         if not in_front:
             return None
@@ -100,7 +101,7 @@ class _Intents:
 
 
 class LowWaterMarks:
-    """Low-water-mark locks: only write intents are kept, because only writers hold anyone up."""
+    """Low-water-mark locks: only write intents are kept, because only writers block others."""
 
     def __init__(self) -> None:
         self._writes = _Intents()
@@ -126,13 +127,13 @@ class LowWaterMarks:
             self._writes.drop(at, item)
 
     def marks(self) -> dict[Item, Position]:
-        """Every item with a mark, for people to look at."""
+        """Every item with a mark, for display."""
         found = {item: self._writes.smallest(item) for item in self._writes.items()}
         return {item: mark for item, mark in found.items() if mark is not None}
 
 
 class TwoPhaseLocks(LowWaterMarks):
-    """Strict two-phase locking with the same ordered admission: a writer also waits for readers in front of it."""
+    """Strict two-phase locking with the same ordered admission: a writer also waits for readers ahead of it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -159,12 +160,12 @@ class TwoPhaseLocks(LowWaterMarks):
             self._reads.drop(at, item)
 
 
-default: Callable[[], LowWaterMarks] = LowWaterMarks  # what a scheduler locks with
+default: Callable[[], LowWaterMarks] = LowWaterMarks  # the locks of new schedulers
 
 
 @contextmanager
 def locking_with(kind: Callable[[], LowWaterMarks]) -> Iterator[None]:
-    """Engines that are opened meanwhile lock in this way: for comparisons, and for tests of the contract."""
+    """Engines opened inside the block use this kind of locks: for comparisons, and for tests of the contract."""
     global default
     before, default = default, kind
     try:
@@ -174,5 +175,5 @@ def locking_with(kind: Callable[[], LowWaterMarks]) -> Iterator[None]:
 
 
 def remove(positions: list[Position], at: Position) -> None:
-    """Take ``at`` out of ascending positions, from whose front most leave."""
+    """Remove ``at`` from ascending positions; most often it is the first."""
     del positions[0 if positions[0] == at else bisect_left(positions, at)]

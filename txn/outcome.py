@@ -2,10 +2,10 @@
 
 ==========================  =======================================================================
 :data:`COMMITTED`           all members ran: it may commit
-:class:`Waits`              the next member needs a batch that somebody still has to push
-:data:`PAUSED`              only one member was to run, and more remain (a driver of tests asked for it)
-``Aborted``                 it undid itself, or a constraint did
-``ProcedureFailed``         a procedure raised something else, as often as it may; or it ran past its deadline
+:class:`Waits`              the next member needs a batch that has not been pushed yet
+:data:`PAUSED`              only one member was to run, and more remain (a test driver asked for it)
+``Aborted``                 it aborted itself, a row was refused, or it ran past its deadline
+``ProcedureFailed``         a procedure raised something else and its retries are used up
 ==========================  =======================================================================
 """
 
@@ -29,7 +29,7 @@ PAUSED: Final = _Went.PAUSED
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """It goes on when a batch comes on ``stream``."""
+    """It continues when a batch arrives on ``stream``."""
 
     stream: str
 

@@ -1,4 +1,4 @@
-"""Positions: the total order that every run must look like.
+"""Positions: the total order that every run must be equivalent to.
 
 The position of an execution is ``(sequence, rank)``: the number its border batch or call got on entry, and its
 procedure's place in the topological order of its dataflow. It is kept as one integer, so that comparing two positions

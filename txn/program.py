@@ -26,7 +26,7 @@ class Program:
     """One procedure bound to one engine.
 
     ``windows`` holds the procedure's window state, per window and key: it is private to the procedure, and stream order
-    means that at most one execution per key is at work on it.
+    means that at most one execution per key uses it at a time.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Program:
         self.by_key = tuple(access.table for access in declared if access.by_key)
         self._pass_on_unchecked()
         self.windows: dict[str, dict[Any, WindowState]] = {name: {} for name in procedure.windows}
-        self.windows_of = self.name if procedure.windows else None  # what the name of a window means in its SQL
+        self.windows_of = self.name if procedure.windows else None  # whose windows the names in its SQL mean
         self.window_streams = tuple((name, tuple(spec.streams)) for name, spec in procedure.windows.items())
         single = procedure.inputs[0] if len(procedure.inputs) == 1 else None
         own = not self.either and all(streams == (single,) for _, streams in self.window_streams)
@@ -57,7 +57,7 @@ class Program:
             for name, spec in procedure.windows.items()
             if spec.compute is not None
         }
-        in_turn = self.plain_input is not None or self.either  # no other input decides when a batch has its turn
+        in_turn = self.plain_input is not None or self.either  # no other input decides when a batch is processed
         self.ahead: dict[str, LookAhead] = {}
         for name, plan in self.plans.items():
             stream = app.streams[plan.spec.stream]
@@ -76,7 +76,7 @@ class Program:
         self.prepares = bool(self.window_triggers) or any(s in self.stream_triggers for s in self.inputs)
 
     def _pass_on_unchecked(self) -> None:
-        """Rows that the procedure reads need no second check where it writes them as they are."""
+        """Rows that the procedure reads are not checked again when it writes them unchanged."""
         tables = [access.table.schema for access in self.access.values()]
         written = [access.table.schema for access in self.access.values() if access.write]
         for target in [*self.outputs.values(), *written]:
@@ -91,7 +91,7 @@ class Program:
             bound = self._signature.bind(None, *arguments, **named)
         except TypeError as error:
             wanted = ", ".join(list(self._signature.parameters)[1:])
-            raise DataError(f"{self.name}({wanted}) was called wrongly: {error}", relation=self.name) from None
+            raise DataError(f"{self.name}({wanted}) got the wrong arguments: {error}", relation=self.name) from None
         partitions = {}
         if self.by_key:
             bound.apply_defaults()
@@ -102,8 +102,8 @@ class Program:
                     value = schema.check_value(column, bound.arguments[str(access.argument)])
                     if value is None:
                         raise DataError(
-                            f"{self.name}: {access.argument} names the partition of {access.table} by "
-                            f"{access.table}.{column.name} and can't be NULL",
+                            f"{self.name}: {access.argument} selects the partition of {access.table} by "
+                            f"{access.table}.{column.name}, so it can't be NULL",
                             relation=access.table,
                             column=column.name,
                         )
@@ -127,9 +127,10 @@ class Program:
 
 
 class Ended:
-    """What a transaction has for its program once its procedure is over: the name, and nothing to work with.
+    """Takes the place of a transaction's program once its procedure has ended: it has the name, and nothing to work
+    with.
 
-    So that a ``txn`` that was kept somewhere can't write into what has committed, and no call pays for a check.
+    So a ``txn`` that was kept somewhere can't write into what has committed, and no call pays for a check.
     """
 
     __slots__ = ("access", "ended", "name", "procedure")
@@ -145,7 +146,7 @@ class Ended:
 
 
 class _NoAccess:
-    """The tables of an ended transaction: whatever is asked of them is refused."""
+    """The tables of an ended transaction: every access is refused."""
 
     __slots__ = ("_name",)
 
@@ -164,8 +165,8 @@ class _NoAccess:
 
 def over(procedure: str) -> AccessError:
     return AccessError(
-        f"procedure {procedure} has ended, and something still uses its txn: a thread, a generator or a callback that kept it. "
-        f"Read and write before the procedure returns; afterwards push to a border stream, or ask engine.query",
+        f"procedure {procedure} has ended, but something still uses its txn: a thread, a generator or a callback that kept "
+        f"it. Read and write before the procedure returns; afterwards push to a border stream, or use engine.query",
         procedure=procedure,
     )
 
@@ -173,7 +174,7 @@ def over(procedure: str) -> AccessError:
 class UnitProgram:
     """A unit of atomicity bound to one engine: its members' programs in rank order.
 
-    ``plain``: a member runs when there is a batch on its only input; none waits, or sets off EE triggers.
+    ``plain``: every member runs when there is a batch on its only input; none waits or fires EE triggers.
     """
 
     def __init__(self, unit: Unit, programs: dict[str, Program]) -> None:

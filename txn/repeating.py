@@ -1,4 +1,4 @@
-"""What a replay keeps track of: its report, and how the executions it runs again end, against how they ended first."""
+"""What a replay keeps track of: its report, and whether executions that run again end as they did the first time."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ class Report:
 
 
 class Unlogged:
-    """Failures that happen in a replay of mode weak without being in the log, whose end did not reach the disk.
+    """Failures in a replay of mode weak that are not in the log, because its end did not reach the disk.
 
-    They go into the log when the engine opens, so that the next replay repeats them.
+    They are logged when the engine opens, so that the next replay repeats them.
     """
 
     mode = "weak"
 
     def __init__(self) -> None:
         self.records: list[Executed] = []
-        self.repeating = False  # the outcome at hand comes from the log
+        self.repeating = False  # whether the current outcome comes from the log
 
     def committed(self, txn: Transaction) -> None:
         pass
@@ -58,7 +58,9 @@ class Unlogged:
         pass
 
     def to_log(self, scheduler: Scheduler) -> Iterator[Executed]:
-        """The records. What came while a dataflow was halted was put aside too: the next replay meets it before the halt."""
+        """The records. What arrived while a dataflow was halted was parked, too: the next replay meets it before the
+        halt.
+        """
         for record in self.records:
             if record.outcome == "halted":
                 dataflow = scheduler.parked[record.position].unit.dataflow
@@ -70,7 +72,9 @@ class Unlogged:
 
 
 class Repeats:
-    """Mode strong: how the executions of a chunk ended, in order. They run as when they were fed, and must end the same way."""
+    """Mode strong: how the executions of a chunk ended, in order. They run as they did when they were fed, and must end
+    the same way.
+    """
 
     mode = "strong"
 
@@ -97,12 +101,12 @@ class Repeats:
 
 
 def differs(txn: Transaction, record: Executed | None, now: str) -> RecoveryRefused:
-    """A procedure that ran again ended in another way."""
+    """A procedure that ran again ended differently."""
     batch = "" if txn.batch_id is None else f" on batch {txn.batch_id}"
     known = record is not None and record.position == txn.position
     before = f"{record.outcome} when it first ran" if record is not None and known else "did not run before"
     return RecoveryRefused(
-        f"{txn.unit.name}{batch} at position {describe(txn.position)} {before}, but now it {now}; its procedure does not do "
-        f"the same thing twice. Take time and chance from txn, or declare the app with recovery='effects'",
+        f"{txn.unit.name}{batch} at position {describe(txn.position)} {before}, but now it {now}; its procedure is not "
+        f"deterministic. Take time and randomness from txn, or declare the app with recovery='effects'",
         changed=[txn.procedure if record is None else record.procedure],
     )

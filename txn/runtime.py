@@ -55,7 +55,7 @@ class Runtime:
         self.programs = {p.name: Program(app, graph, p, database, evaluation) for p in app.procedures.values()}
         units: Iterable[Unit] = [*graph.units, *graph.oltp.values()]
         self.units = {unit.name: UnitProgram(unit, self.programs) for unit in units}
-        self.running: dict[int, Transaction] = {}  # thread -> the transaction whose procedure it is in
+        self.running: dict[int, Transaction] = {}  # thread -> the transaction whose procedure it runs
         windows = [ahead for program in self.programs.values() for ahead in program.ahead.values()]
         self.ahead = Ahead(windows) if windows else None
         self.listeners: dict[str, list[Callable[[Position, Batch], None]]] = {}
@@ -90,7 +90,7 @@ class Runtime:
     def advance(self, txn: Transaction, one_member: bool = False) -> Advanced:
         """Run the unit's members in rank order.
 
-        A member whose input has no rows is passed over.
+        A member whose input has no rows is skipped.
         """
         if one_member or txn.cursor or not txn.unit.plain:
             return self._advance_slowly(txn, one_member)
@@ -108,7 +108,7 @@ class Runtime:
         return COMMITTED
 
     def _advance_slowly(self, txn: Transaction, one_member: bool) -> Advanced:
-        """``advance`` where a member may wait, has several inputs or none, or sets off EE triggers; or one at a time."""
+        """``advance`` where a member may wait, has several inputs or none, or fires EE triggers; or one at a time."""
         members = txn.unit.members
         while txn.cursor < len(members):
             program = members[txn.cursor]
@@ -155,7 +155,7 @@ class Runtime:
         return batches if awaited is None else Waits(awaited)
 
     def _prepare(self, txn: Transaction, program: Program, batches: Sequence[Batch]) -> None:
-        """Slide the windows and run the EE triggers that the arrival of the batches sets off."""
+        """Slide the windows and run the EE triggers that the arrival of the batches fires."""
         if program.stream_triggers:
             for batch in batches:
                 name = batch.relation.name
@@ -170,7 +170,9 @@ class Runtime:
                     txn.fire(statements, window_name, relation, rows)
 
     def _slide(self, txn: Transaction, program: Program, batches: Sequence[Batch]) -> None:
-        """Slide every window by what came on its stream. A join takes both; where nothing came, a window stays as it is."""
+        """Slide every window by what arrived on its stream. A join slides by both; a window without new rows stays as
+        it is.
+        """
         if program.own_windows:
             self._slide_own(txn, program, batches[0].rows)
             return
@@ -196,7 +198,9 @@ class Runtime:
             txn.slides[place] = state.slide(rows, now_us)
 
     def put_effects(self, txn: Transaction, writes: WriteSet, emitted: dict[str, tuple[Row, ...]]) -> None:
-        """Make the transaction as if its procedures had run with these effects: windows slide, no user code is called."""
+        """Put the transaction in the state after its procedures had these effects: windows slide, no user code is
+        called.
+        """
         txn.writes = writes
         for program in txn.unit.members:
             batches = self._inputs_of(txn, program)
@@ -210,8 +214,8 @@ class Runtime:
     def _attempt(self, txn: Transaction) -> Outcome:
         """``advance``, with retries: returns what it returns, or the error that ended the transaction.
 
-        A row that a constraint or type refused is an abort: running the same procedure on the same data again would end
-        the same way. Anything else unexpected is retried as often as the procedure declared.
+        A row that violates a constraint or type is an abort: running the same procedure on the same data again would
+        end the same way. Other exceptions are retried as often as the procedure declares.
         """
         thread = get_ident()
         self.running[thread] = txn
@@ -223,11 +227,11 @@ class Runtime:
                     return error
                 except DataError as error:
                     return _refused(txn, error)
-                except CorruptionError as error:  # never retried, never put aside
+                except CorruptionError as error:  # never retried, never a dead letter
                     return _failed(txn, error, "halt")
                 except Exception as error:
                     let_signal_through(error)
-                    if not hasattr(txn, "program"):  # it came before the first procedure did
+                    if not hasattr(txn, "program"):  # raised before the first procedure ran
                         txn.program = txn.unit.members[0]
                     txn.attempts += 1
                     if txn.attempts > txn.program.procedure.retries:
@@ -264,7 +268,7 @@ class Runtime:
         return txn.emitted
 
     def _changes(self, txn: Transaction) -> list[Batch]:
-        """What the transaction changes in tables whose changelog someone follows; before it does."""
+        """What the transaction is about to change in tables whose changelog someone follows."""
         followed = [(name, log) for name, log in self.changelogs.items() if self.listeners.get(log.stream)]
         return [
             batch

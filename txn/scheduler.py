@@ -1,13 +1,13 @@
 """The ordered scheduler: value in, decision out.
 
-It knows no thread, clock, file or database. Border batches and calls are *admitted* with their sequence number, which
-places every execution they may cause, and registers all its lock intents, at once and in position order; executions
-that turn out not to start are withdrawn. ``next`` hands out an execution that may run now; ``finish``, ``suspend`` and
-``halt`` say what became of it. Whoever drives it (a loop, worker threads, a seeded simulation) decides nothing about
-order.
+It knows nothing of threads, clocks, files or databases. Border batches and calls are *admitted* with their sequence
+number. That places every execution they may cause and registers all its lock intents, at once and in position order;
+executions that turn out not to start are withdrawn. ``next`` returns an execution that may run now; ``finish``,
+``suspend`` and ``halt`` report what became of it. The driver (a loop, worker threads, a seeded simulation) decides
+nothing about order.
 
-What is in order and mostly leaves from the front is in an ``OrderedDict``: a ``dict`` looks for its first entry behind all
-that have left.
+Ordered collections that mostly shrink from the front are an ``OrderedDict``: to find its first entry, a ``dict`` skips
+all the removed ones.
 
     admit ──▶ WAITING ──▶ READY ──▶ RUNNING ──▶ FINISHED
                  │  ▲                │   ▲
@@ -34,7 +34,7 @@ from tidegate.txn.positions import Position, position, rank_of, sequence_of
 
 
 class Scheduler:
-    """Places executions in the one order, and says which may run now."""
+    """Places executions in a single order, and says which may run now."""
 
     def __init__(self, graph: Graph, locks: LockTable | None = None) -> None:
         self.graph = graph
@@ -43,16 +43,16 @@ class Scheduler:
         self.parked: dict[Position, Execution] = {}
         self.withdrawn: list[Execution] = []  # will never start; the driver takes them from here
         self.halted: dict[str, Execution] = {}  # dataflow -> the execution it stopped in front of
-        self._open: dict[str, list[Position]] = {}  # table -> positions of those with an intent on it, ascending
+        self._open: dict[str, list[Position]] = {}  # table -> positions with an intent on it, ascending
         self._suspended: dict[Position, Execution] = {}  # open, each waits for a batch on an awaited stream
-        self._ready: list[tuple[Position, Execution]] = []  # a heap; what was taken out of turn stays in it for a while
-        self._stale = 0  # how many of its entries are of that kind
-        self._blocked: dict[Position, dict[Execution, None]] = {}  # position -> executions to be asked when it has gone
+        self._ready: list[tuple[Position, Execution]] = []  # a heap; those taken out of turn stay in it for a while
+        self._stale = 0  # how many of its entries were taken out of turn
+        self._blocked: dict[Position, dict[Execution, None]] = {}  # position -> executions to check when it is gone
         self._queues: dict[tuple[str, Any], dict[Execution, None]] = {}  # (unit, key) -> its executions, in order
         self._by_batch: dict[tuple[str, Any, int | None], Execution] = {}
         self.partial: dict[tuple[str, Any], dict[int, Partial]] = {}
-        self.incomplete: Counter[str] = Counter()  # stream -> its batches among those, waiting for another stream's
-        self.early: dict[tuple[str, Any], dict[int, Batch]] = {}  # awaited batches that came before their question
+        self.incomplete: Counter[str] = Counter()  # stream -> its batches in ``partial``, waiting for another stream's
+        self.early: dict[tuple[str, Any], dict[int, Batch]] = {}  # awaited batches that arrived before their question
 
     # ---- admission
 
@@ -81,7 +81,7 @@ class Scheduler:
         return execution
 
     def _gather(self, unit: Unit, batch: Batch, placed: set[str]) -> tuple[Inputs, Iterable[str]] | None:
-        """The inputs known when the unit is placed, and the streams it will have inputs from; None while it can't be."""
+        """The inputs known when the unit is placed, and the streams it gets inputs from; None while it can't be placed."""
         own: Inputs = {batch.stream: batch} if batch.stream in unit.inputs else {}
         if unit.numbered_by is not None:
             coming = self.graph.placed_by(unit, batch.stream, placed)
@@ -90,7 +90,7 @@ class Scheduler:
             return own, unit.inputs
         partials = self.partial.setdefault((unit.name, batch.key), {})
         for batch_id in [i for i, p in partials.items() if i < batch.id and batch.stream not in p.arrived]:
-            self.incomplete -= Counter(partials.pop(batch_id).arrived)  # ids ascend: what would complete it can't come
+            self.incomplete -= Counter(partials.pop(batch_id).arrived)  # ids ascend: it can't be completed
         partial = partials.setdefault(batch.id, Partial())
         self.incomplete[batch.stream] += batch.stream not in partial.arrived
         partial.arrived.add(batch.stream)
@@ -138,14 +138,14 @@ class Scheduler:
             self._come(execution)
 
     def _come(self, execution: Execution) -> None:
-        """It is among the unfinished ones from now on, with its intents."""
+        """Add it to the unfinished executions and register its intents."""
         self.live[execution.position] = execution
         self.locks.register(execution.position, execution.reads, execution.writes)
         for table in execution.tables:
             insort(self._open.setdefault(table, []), execution.position)
 
     def _go(self, execution: Execution) -> None:
-        """It is not among the unfinished ones any more."""
+        """Remove it from the unfinished executions and release its intents."""
         if self.live.pop(execution.position, None) is not None:
             self.locks.release(execution.position, execution.reads, execution.writes)
             for table in execution.tables:
@@ -168,7 +168,7 @@ class Scheduler:
         return None
 
     def ready(self) -> list[Execution]:
-        """Everything that may run now, in position order: any choice among them is a correct one."""
+        """Everything that may run now, in position order: any choice among them is correct."""
         return sorted(e for _, e in self._ready if e.state is State.READY)
 
     @property
@@ -192,7 +192,7 @@ class Scheduler:
         return execution
 
     def _why(self, execution: Execution) -> tuple[Reason, Position | None]:
-        """The decision: ready, or the one thing it waits for now; and after whom to ask again, if that is a lock."""
+        """The decision: ready, or the one thing it waits for now; for a lock, also the position to wait for."""
         if execution.missing:
             return Reason(Why.INPUT, stream=min(execution.missing)), None
         if execution.batch_id is not None:
@@ -216,7 +216,7 @@ class Scheduler:
             heapq.heappush(self._ready, (execution.position, execution))
 
     def _forget_lock(self, execution: Execution) -> None:
-        """It is not waiting for a lock any more, or will be asked anew."""
+        """It no longer waits for a lock, or is about to be checked again."""
         if execution.until is not None:
             self._blocked.get(execution.until, {}).pop(execution, None)
             execution.until = None
@@ -224,14 +224,16 @@ class Scheduler:
     # ---- outcomes
 
     def finish(self, execution: Execution, outputs: Mapping[str, Batch | None]) -> None:
-        """It committed (or was undone, with no outputs): free its locks, hand its batches on, wake whom that readies."""
+        """It committed (or was undone, with no outputs): release its locks, pass on its batches, wake what is now
+        ready.
+        """
         execution.become(State.FINISHED)
         self._leave(execution)
         for stream in execution.unit.outputs:
             self._deliver(execution, stream, outputs.get(stream))
 
     def suspend(self, execution: Execution, stream: str) -> None:
-        """It is open and waits for its batch on an awaited border stream; its locks stay."""
+        """It is open and waits for its batch on an awaited border stream; it keeps its locks."""
         execution.become(State.SUSPENDED)
         execution.reason = Reason(Why.INPUT, stream=stream)
         self._suspended[execution.position] = execution
@@ -255,7 +257,7 @@ class Scheduler:
         heapq.heappush(self._ready, (execution.position, execution))
 
     def awaiting(self, stream: str, key: Any) -> Execution | None:
-        """The oldest execution that lacks its batch on this awaited stream: it has asked, or may yet."""
+        """The oldest execution that lacks its batch on this awaited stream: it has asked for it, or still may."""
         lacking: list[Execution] = []
         for unit in self.graph.consumers.get(stream, ()):
             queue = self._queues.get((unit.name, key), ()) if stream in unit.awaited else ()
@@ -265,11 +267,11 @@ class Scheduler:
 
     @property
     def any_suspended(self) -> bool:
-        """Is anything open that waits for a batch on an awaited stream?"""
+        """Does an open execution wait for a batch on an awaited stream?"""
         return bool(self._suspended)
 
     def suspended(self) -> list[Execution]:
-        """What is open and waits for a batch on an awaited stream, in position order."""
+        """The open executions that wait for a batch on an awaited stream, in position order."""
         return sorted(self._suspended.values())
 
     def _deliver(self, producer: Execution, stream: str, batch: Batch | None) -> None:
@@ -284,13 +286,13 @@ class Scheduler:
                 elif not target.missing:
                     self._consider(target)
             elif producer.batch_id is not None:
-                # the consumer still waits for other border batches, or (no entry) can't come to run any more
+                # the consumer still waits for other border batches, or (no entry) can no longer run
                 partial = self.partial.get((unit.name, producer.key), {}).get(producer.batch_id)
                 if partial is not None:
                     partial.inputs[stream] = batch
 
     def _withdraw(self, execution: Execution) -> None:
-        """It will never start, because a batch it needs has no rows: nor will what depends on it."""
+        """It will never start, because a batch it needs has no rows; neither will executions that need its batches."""
         execution.become(State.WITHDRAWN)
         self.withdrawn.append(execution)
         self._leave(execution)
@@ -322,7 +324,7 @@ class Scheduler:
     def halt(self, execution: Execution, park: Iterable[Position] | None = None) -> list[Position]:
         """Stop its dataflow in front of it. It and everything of that dataflow not yet started gives up its intents.
 
-        Returns the positions of the others that were parked; ``park`` says which, when a halt is repeated from the log.
+        Returns the positions of the others that were parked; when a halt is replayed from the log, ``park`` says which.
         """
         only = None if park is None else set(park)
         parked = []
@@ -345,7 +347,7 @@ class Scheduler:
         return parked
 
     def _park(self, execution: Execution) -> Iterable[Execution]:
-        """Put it aside, without its intents; returns who is to be asked again."""
+        """Park it without its intents; returns the executions to check again."""
         execution.become(State.PARKED)
         self._forget_lock(execution)
         behind = self.halted[execution.unit.dataflow].position
@@ -355,7 +357,7 @@ class Scheduler:
         return self._blocked.pop(execution.position, ())
 
     def resume(self, dataflow: str, next_sequence: Callable[[], int]) -> list[Execution]:
-        """Let a halted dataflow go on: what was parked is admitted again, in its old order, at new positions."""
+        """Continue a halted dataflow: what was parked is admitted again, in its old order, at new positions."""
         del self.halted[dataflow]
         parked = sorted(e for e in self.parked.values() if e.unit.dataflow == dataflow)
         new: dict[int, int] = {}
@@ -385,7 +387,7 @@ class Scheduler:
     ) -> Execution:
         """Place an execution that was unfinished when its state was saved; it runs from the beginning.
 
-        ``started``: it was open, so a halt of its dataflow does not put it aside.
+        ``started``: it was open, so a halt of its dataflow does not park it.
         """
         partition = (key,)
         reads, writes = self._items(unit, lambda table: partition)
@@ -411,14 +413,14 @@ class Scheduler:
     def reconsider(
         self, executions: Iterable[Execution], halted: Mapping[str, Position], parked: Iterable[Position]
     ) -> None:
-        """All are placed: halt what was halted, put aside what was put aside, and see which of the others may run."""
+        """All are placed: halt what was halted, park what was parked, and see which of the others may run."""
         self.halted = {dataflow: self.live[at] for dataflow, at in halted.items()}
         for at in parked:
             self._park(self.live[at])
         for execution in executions:
             self._consider(execution)
 
-    # ---- what others need to know
+    # ---- state for others
 
     @property
     def idle(self) -> bool:

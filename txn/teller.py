@@ -1,8 +1,8 @@
-"""Calling back those who left a callback with a ticket.
+"""Calling the callbacks of tickets.
 
-Callbacks are somebody else's code: they push, wait, raise. A ticket gets done in the middle of something, with the
-engine's lock held: there a callback that pushes would overtake the push that is being made, and one that raises would leave
-it half made. So an engine has a thread for them, while there are any.
+Callbacks are user code: they push, wait, raise. A ticket becomes done in the middle of other work, with the engine's
+lock held: a callback that pushes there would overtake the push in progress, and one that raises would leave it half
+done. So an engine has a thread for callbacks, while there are any.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tidegate")
 
-IDLE_S = 1.0  # how long the thread stays without work
-PATIENCE_S = 5.0  # how long a closing engine waits for a callback before it says so
+IDLE_S = 1.0  # how long the thread stays alive without work
+PATIENCE_S = 5.0  # how long a closing engine waits for a callback before it logs that it waits
 
 
 class Teller:
-    """Where the tickets of an engine are waited for (``wait``), and who calls their callbacks, one after another."""
+    """Waits for the tickets of an engine (``wait``), and calls their callbacks, one after another."""
 
     def __init__(self, wait: Callable[[Ticket, float | None], None]) -> None:
         self.wait = wait
-        self.listened = False  # has somebody asked to hear of a ticket, since this was last looked at?
+        self.listened = False  # has a listener been added to a ticket since this was last read?
         self._guard = mutex(Rank.LEAF)
-        self._caller: _Caller | None = None  # under the guard: one who is there takes what is put
+        self._caller: _Caller | None = None  # under the guard: if there is one, it takes what is put
 
     def call(self, callback: Callable[[Ticket], None], ticket: Ticket) -> None:
-        """Have ``callback(ticket)`` called, after those before it. From any thread, under any lock."""
+        """Queue ``callback(ticket)`` to be called after those before it. From any thread, under any lock."""
         self._put(lambda: callback(ticket))
 
     def drain(self) -> None:
-        """Return when everything that was to be called by now has been (at once, when a callback asks for it)."""
+        """Return when all callbacks queued so far have been called (at once, when called from a callback)."""
         caller = self._caller
         if caller is None or caller.thread is threading.current_thread():
             return
         reached = threading.Event()
         self._put(reached.set)
         if not reached.wait(PATIENCE_S):
-            log.warning("a callback of a ticket has been at work for %g s; closing waits for it", PATIENCE_S)
+            log.warning("a ticket callback has been running for %g s; closing waits for it", PATIENCE_S)
             reached.wait()
 
     def close(self) -> None:
-        """Call what is left, and let go of the thread. (A callback that comes later still is called.)"""
+        """Call what is left and end the thread. (A callback that comes later is still called.)"""
         with self._guard:
             caller, self._caller = self._caller, None
             if caller is not None:
@@ -64,7 +64,7 @@ class Teller:
             self._caller.calls.put(call)
 
     def leave(self, caller: _Caller) -> bool:
-        """It has had nothing to do for a while: may it go?"""
+        """The caller has been idle for a while: may its thread end?"""
         with self._guard:
             if not caller.calls.empty():
                 return False
@@ -74,7 +74,7 @@ class Teller:
 
 
 class _Caller:
-    """A thread, and what it is to call."""
+    """A thread and its queue of calls."""
 
     def __init__(self, teller: Teller) -> None:
         self.calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -95,4 +95,4 @@ class _Caller:
             try:
                 call()
             except BaseException:  # sys.exit() as well: it would end this thread
-                log.exception("a callback of a ticket failed; the engine goes on without it")
+                log.exception("a ticket callback failed; the engine continues")

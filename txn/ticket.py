@@ -1,4 +1,4 @@
-"""Tickets: what ``push`` and ``call`` hand back."""
+"""Tickets: what ``push`` and ``submit`` return."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tidegate.txn.teller import Teller
 
 log = logging.getLogger("tidegate")
 
-_registering = threading.Lock()  # one for all: few tickets are waited for, and the others never take it
+_registering = threading.Lock()  # shared by all: few tickets are waited for, and the others never take it
 
 
 class Original(msgspec.Struct, frozen=True):
     """What became of a batch that was accepted before and is pushed again.
 
-    ``state``: done, waiting, aborted, dead_letter or halted, and ``reason`` why; unknown where that is not kept (any more).
+    ``state``: done, waiting, aborted, dead_letter or halted, with the ``reason``; unknown if it is not kept (any more).
     """
 
     batch_id: int | None
@@ -31,14 +31,15 @@ class Original(msgspec.Struct, frozen=True):
 
 
 class Ticket(msgspec.Struct, eq=False):
-    """A push or a call on its way. ``done`` when it is accepted (on disk, with a directory) and everything it caused has ended.
+    """A push or a call in progress. ``done`` when it is accepted (on disk, with a directory) and all it caused has
+    ended.
 
     ``result()`` waits and returns what a called procedure returned (None for a push), or raises what undid it.
-    ``await ticket`` does the same in asyncio. ``duplicate`` says that a push was a repeat and changed nothing, ``original``
-    what became of what it repeats.
+    ``await ticket`` does the same in asyncio. ``duplicate``: the push was a repeat and changed nothing. ``original``:
+    what became of the batches it repeats.
 
-    One object each, with nothing of its own that the garbage collector would have to look at: clients that do not wait
-    keep many of them. (A ``Struct`` because its constructor is not Python.)
+    A single object, without containers of its own that the garbage collector would have to visit: clients that do not
+    wait keep many of them. (A ``Struct``, because its constructor is not written in Python.)
     """
 
     _teller: Teller
@@ -48,14 +49,14 @@ class Ticket(msgspec.Struct, eq=False):
     duplicate: bool = False
     done: bool = False
     error: TidegateError | None = None
-    pending: int = 1  # accepted, and on disk where there is one
-    stopped: bool = False  # it can't go on for now, for the reason in ``error``
+    pending: int = 1  # things left to happen; the first: it is accepted, and on disk if there is one
+    stopped: bool = False  # it can't continue for now, for the reason in ``error``
     value: Any = None
     look: Callable[[], list[Original]] | None = None
 
     @property
     def original(self) -> list[Original]:
-        """What has become, as far as is known now, of the batches that were accepted before; none for a push that was new."""
+        """What became of the batches that were accepted before, as far as is known now; empty for a new push."""
         return [] if self.look is None else self.look()
 
     @property
@@ -72,19 +73,19 @@ class Ticket(msgspec.Struct, eq=False):
         return self.value
 
     def add_done_callback(self, callback: Callable[[Ticket], None]) -> None:
-        """Have ``callback(ticket)`` called once when it is done or stopped by an error (now, if it is).
+        """Call ``callback(ticket)`` once, when it is done or stopped by an error (right away, if it already is).
 
-        A thread of the engine's calls callbacks one after another, in the order in which tickets get done, and never in the
-        middle of other work: a callback may push, call and wait. What it raises is logged.
+        A thread of the engine calls callbacks one after another, in the order in which tickets become done, and never
+        in the middle of other work: a callback may push, call and wait. What it raises is logged.
         """
         self.listen(lambda ticket: ticket._teller.call(callback, ticket))
 
     def listen(self, listener: Callable[[Ticket], None]) -> None:
-        """As ``add_done_callback``, but called at once, with the engine's lock held: only for passing the news on."""
+        """Like ``add_done_callback``, but called at once, with the engine's lock held: only for passing the news on."""
         self._teller.listened = True
         with _registering:
             self._listeners = [*(self._listeners or ()), listener]
-        if self.done or self.stopped:  # looked at after registering: whoever finishes now sees the listener
+        if self.done or self.stopped:  # checked after registering: whoever finishes it now sees the listener
             self._tell()
 
     def event(self) -> threading.Event:
@@ -101,7 +102,7 @@ class Ticket(msgspec.Struct, eq=False):
         self.pending += 1
 
     def arrive(self, error: TidegateError | None = None, value: Any = None) -> None:
-        """One of those things has happened; the first error that undid one of them is the ticket's."""
+        """One of those things has happened; the first error among them becomes the ticket's."""
         if error is not None and self.error is None:
             self.error = error
         if value is not None:
@@ -112,7 +113,7 @@ class Ticket(msgspec.Struct, eq=False):
             self._tell()
 
     def stop(self, error: TidegateError) -> None:
-        """It can't go on for now: its dataflow is halted, or the engine closed. Whoever waits gets the error."""
+        """It can't continue for now: its dataflow is halted, or the engine closed. Waiters get the error."""
         self.error = self.error or error
         self.stopped = True
         self._tell()

@@ -1,4 +1,4 @@
-"""The transaction a procedure works in: its view of the tables, plus streams, windows, time and chance."""
+"""The transaction a procedure works in: its view of the tables, plus streams, windows, time and randomness."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Transaction(View):
         "unit",
     )
 
-    program: Program  # the procedure of the unit that is at work; between and after them, that one's ``ended``
+    program: Program  # the member that runs; while the unit waits and after it, the last member's ``ended``
 
     def __init__(
         self,
@@ -72,14 +72,14 @@ class Transaction(View):
         self.batch_id = batch_id
         self.key = key
         self.time = time
-        self.streams = inputs  # ours from now on, and with what is emitted on top
+        self.streams = inputs  # ours from now on; emitted batches are added to it
         self.partitions = dict.fromkeys(unit.by_key, (key,)) if unit.by_key else NO_PARTITIONS
         self.commit = runtime.database.commits if unit.committed else 0
         self.arguments: tuple[tuple[Any, ...], dict[str, Any]] = NO_ARGUMENTS
         self.attempts = 0
         self.writes = {}
         self._indexed = NOTHING
-        self.relations = NOTHING  # rows of streams and windows that an EE trigger is shown at the moment
+        self.relations = NOTHING  # rows of streams and windows that the running EE trigger sees
         self.emitted: dict[str, Batch] = {}
         self.more: Mapping[str, list[Row]] = NOTHING  # emitted after the first rows of a batch, see seal
         self.slides: dict[tuple[str, str], Slide] = {}
@@ -95,15 +95,15 @@ class Transaction(View):
 
     @property
     def procedure(self) -> str:
-        """The name of the procedure at work."""
+        """The name of the running procedure."""
         return self.program.name
 
     @property
     def inputs(self) -> dict[str, Batch]:
-        """The batches that came from outside, as far as they have arrived."""
+        """The batches from outside that have arrived so far."""
         return {stream: batch for stream, batch in self.streams.items() if stream not in self.emitted}
 
-    # ---- time and chance, the same on every replay
+    # ---- time and randomness, the same on every replay
 
     @property
     def now(self) -> dt.datetime:
@@ -151,7 +151,7 @@ class Transaction(View):
             self.fire(triggers[stream], stream, relation, new)
 
     def put_out(self, stream: str, relation: Relation, rows: tuple[Row, ...]) -> None:
-        """More rows of the batch on an output stream. With the first ones there is a batch, for its consumers to take."""
+        """Add rows to the batch on an output stream. The first rows create the batch, for its consumers to take."""
         if stream in self.more:
             self.more[stream].extend(rows)
         elif stream in self.emitted:
@@ -161,7 +161,9 @@ class Transaction(View):
             self.emitted[stream] = self.streams[stream] = Batch(relation, self.batch_id, rows, self.key)
 
     def seal(self) -> None:
-        """Rows emitted since join their batches, which are tuples: all at once, so that emitting one by one stays linear."""
+        """Add the rows emitted since to their batches, which are tuples: all at once, so that emitting one by one stays
+        linear.
+        """
         for stream, rows in self.more.items():
             batch = self.emitted[stream]
             self.emitted[stream] = self.streams[stream] = Batch(
@@ -198,7 +200,7 @@ class Transaction(View):
         """Run SQL in this transaction: a statement from ``app.sql``, text, or SQLAlchemy Core.
 
         Returns the rows (of SELECT or RETURNING) as named tuples; ``.count`` is the number returned or affected. Text is
-        prepared on first use and remembered.
+        prepared on first use and cached.
         """
         return self.runtime.app.statement(statement, self.program.windows_of).run(self, named or parameters)
 

@@ -1,9 +1,10 @@
 """Aborting an execution that runs past its deadline.
 
-A thread of its own waits beside the execution. At the deadline it has Expired raised inside the thread that runs the procedure,
-at the next Python instruction, whatever that is. So it does so only while that thread is in code of the user: in the middle of
-ours it would leave a lock held, a DuckDB transaction open or a table half in memory, for whoever comes next. While the thread is
-in the engine, the DuckDB query it may be in is interrupted, and Expired is raised when the engine returns to the procedure::
+A separate thread waits alongside the execution. At the deadline it raises Expired inside the thread that runs the
+procedure, at the next Python instruction, whatever that is. It does so only while that thread is in user code: in the
+middle of engine code it would leave a lock held, a DuckDB transaction open or a table half in memory for those that
+come next. While the thread is in the engine, the DuckDB query it may be running is interrupted, and Expired is raised
+when the engine returns to the procedure::
 
     the procedure        ───┐     ┌────────┐        ┌───   Expired may be raised at any instruction
     the engine              └─────┘        └────────┘      Expired waits; queries are interrupted
@@ -22,8 +23,8 @@ from typing import Any
 
 from tidegate.storage.database import Database
 
-POLL_S = 0.01  # a query that had not quite begun is not interrupted: so it is done again, for as long as one may run
-INSIST = 100  # polls after which Expired is raised again in a procedure that has swallowed it, or lost it
+POLL_S = 0.01  # an interrupt misses a query that has not quite begun, so it is repeated while one may run
+INSIST = 100  # polls after which Expired is raised again in a procedure that swallowed or lost it
 
 
 class Expired(BaseException):
@@ -33,9 +34,9 @@ class Expired(BaseException):
 class Watch:
     """The watch over one execution, made and released by the thread that runs it.
 
-    Expired is never raised from outside after ``enter`` or ``end``: what the procedure's end unwinds is safe from it. In code
-    of the user it is raised again every second: Python drops an exception that comes while a destructor or a callback of the
-    garbage collector runs. ``expired``: the deadline passed before it was released.
+    Expired is never raised from outside after ``enter`` or ``end``: unwinding at the end of the procedure is safe from
+    it. In user code it is raised again every second: Python drops an exception that arrives while a destructor or a
+    garbage collector callback runs. ``expired``: the deadline passed before it was released.
     """
 
     def __init__(self, database: Database, deadline_s: float) -> None:
@@ -55,15 +56,15 @@ class Watch:
         threading.Thread(target=self._wait, name="tidegate-deadline", daemon=True).start()
 
     def enter(self) -> None:
-        """The thread comes into the engine. Raises Expired instead when it is time; then nothing has changed."""
+        """The thread enters the engine. Raises Expired instead if the deadline has passed; then nothing has changed."""
         with self._lock:
             if self.expired:
-                _raise_in(self._thread, None)  # the one on its way, if it is
+                _raise_in(self._thread, None)  # drop the pending one, if any
                 raise Expired
             self.inside = True
 
     def leave(self) -> None:
-        """The thread goes (back) to code of the user."""
+        """The thread goes (back) to user code."""
         with self._lock:
             self.inside = False
             if self.expired:
@@ -71,10 +72,12 @@ class Watch:
                 raise Expired
 
     def end(self) -> None:
-        """The procedure has ended. Raises Expired when it is time, and from then on nothing is raised from outside."""
+        """The procedure has ended. Raises Expired if the deadline has passed; from then on nothing is raised from
+        outside.
+        """
         try:
             self._enter_for_good()
-        except Expired:  # came from outside just before
+        except Expired:  # raised from outside just before
             self._enter_for_good()
             raise
 
@@ -86,7 +89,7 @@ class Watch:
                 raise Expired
 
     def release(self) -> None:
-        """The execution has come to its end, or to where it waits."""
+        """The execution has ended, or waits."""
         with self._lock:
             self._released.set()
         if self.expired:
@@ -114,7 +117,7 @@ class Watch:
 
 
 def user_code(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A procedure as the engine calls it: while it runs, the thread is in code of the user."""
+    """A procedure as the engine calls it: while it runs, the thread is in user code."""
 
     @wraps(function)
     def run(txn: Any, *arguments: Any, **named: Any) -> Any:
@@ -138,9 +141,7 @@ def engine_code(method: Callable[..., Any]) -> Callable[..., Any]:
         watch: Watch | None = txn.watch
         if watch is None or watch.inside:  # not watched (a replay), or one method calls another
             return method(txn, *arguments, **named)
-        arguments = tuple(
-            list(a) if isinstance(a, Iterator) else a for a in arguments
-        )  # a generator is the user's code
+        arguments = tuple(list(a) if isinstance(a, Iterator) else a for a in arguments)  # a generator is user code
         watch.enter()
         try:
             return method(txn, *arguments, **named)

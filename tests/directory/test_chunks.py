@@ -120,7 +120,7 @@ def test_an_execution_that_does_not_come_about_is_found_out(tmp_path: Path, kill
     engine.feed("numbers", [(7,)])
     killed(engine)
     moods.append("silent")
-    with pytest.raises(CorruptionError, match=r"position 2\.1 ended \(committed\), but it is not known"):
+    with pytest.raises(CorruptionError, match=r"position 2\.1 ended \(committed\), but nothing is there"):
         tidegate.open(moody("strong", moods), tmp_path)
 
 

@@ -519,7 +519,7 @@ def test_a_base_that_is_behind_is_brought_forward(tmp_path: Path) -> None:
     let_go(engine)
     (tmp_path / "base.duckdb").write_bytes(old)
     (tmp_path / "base.duckdb.wal").unlink(missing_ok=True)
-    assert "the base is at merge 2, the log knows of 3" in reopened(tmp_path)
+    assert "the base is at merge 2, but the log has merge 3" in reopened(tmp_path)
 
 
 def test_a_stale_wal_of_duckdb_does_no_harm(tmp_path: Path) -> None:
@@ -544,7 +544,7 @@ def test_a_wal_without_its_base_is_put_aside(tmp_path: Path) -> None:
     let_go(engine)
     (tmp_path / "base.duckdb").unlink()
     (tmp_path / "base.duckdb.wal").write_bytes(wal)
-    assert "base.duckdb.wal was put aside" in reopened(tmp_path)
+    assert "base.duckdb.wal was renamed to" in reopened(tmp_path)
 
 
 def test_retention_keeps_what_a_rebuild_needs(tmp_path: Path) -> None:

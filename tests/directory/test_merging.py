@@ -150,7 +150,7 @@ def test_too_much_unmerged_is_refused(tmp_path: Path, limit: Limit) -> None:
         until(lambda: engine.merger.tries)
         for n in range(3, 13):
             engine.push("numbers", [(n,)], n).result()
-        with pytest.raises(Overloaded, match=r"wait for a merge.*merges fail since.*File too large"):
+        with pytest.raises(Overloaded, match=r"wait for a merge.*merges have failed since.*File too large"):
             engine.push("numbers", [(13,)], 13)
         limit(resource.RLIMIT_FSIZE, -1)
         until(lambda: engine.merger.failed is None)

@@ -123,14 +123,14 @@ def test_the_first_segment_is_missing(plain: Path, tmp_path: Path) -> None:
     path = copied(plain, tmp_path / "db")
     lived(path, 21, 25, generation=False)
     segments(path)[0].unlink()
-    refused(path, LogDamaged, r"the log begins at LSN \d+, but the base says that it was kept from LSN 0 on")
+    refused(path, LogDamaged, r"the log begins at LSN \d+, but the base says that it is kept from LSN 0 on")
 
 
 def test_a_segment_that_a_generation_needs_is_missing(merged: Path, tmp_path: Path) -> None:
     path = copied(merged, tmp_path / "db")
     for segment in segments(path)[:-1]:
         segment.unlink()
-    refused(path, LogDamaged, r"generation \d+-\d+.duckdb stands for LSN \d+, but the log reaches from \d+ to")
+    refused(path, LogDamaged, r"generation \d+-\d+.duckdb is at LSN \d+, but the log reaches from \d+ to")
 
 
 @pytest.mark.parametrize("one", [0, 1, 2])
@@ -140,9 +140,7 @@ def test_two_segments_are_swapped(one: int, plain: Path, tmp_path: Path) -> None
     before = left.read_bytes()
     left.write_bytes(right.read_bytes())
     right.write_bytes(before)
-    error = refused(
-        path, LogDamaged, rf"{left.name} says of itself that it begins at LSN {int(right.stem)}: it was renamed"
-    )
+    error = refused(path, LogDamaged, rf"{left.name} says that it begins at LSN {int(right.stem)}: it was renamed")
     assert (error.file, error.offset) == (left.name, 0)
 
 
@@ -165,7 +163,7 @@ def test_a_segment_of_another_copy_of_the_directory(which: int, plain: Path, tmp
     path = copied(plain, tmp_path / "db")
     segment, following = segments(path)[which : which + 2]
     segment.write_bytes(rewritten(segment.read_bytes(), opening="0" * 16))
-    error = refused(path, LogDamaged, rf"{following.name} does not go on where {segment.name} ends")
+    error = refused(path, LogDamaged, rf"{following.name} does not continue where {segment.name} ends")
     assert (error.file, error.offset) == (following.name, 0)
 
 
@@ -185,7 +183,7 @@ def test_a_segment_but_the_last_is_cut_at_the_end_of_a_record(plain: Path, tmp_p
 def test_a_file_that_is_no_segment_is_named(plain: Path, tmp_path: Path) -> None:
     path = copied(plain, tmp_path / "db")
     shutil.copyfile(segments(path)[1], path / "log" / f"{segments(path)[1].stem} (copy).log")
-    refused(path, RecoveryRefused, r"has a file \d+ \(copy\).log, which is no segment")
+    refused(path, RecoveryRefused, r"has a file \d+ \(copy\).log, which is not a segment")
 
 
 def test_a_log_of_the_release_before_is_refused(tmp_path: Path) -> None:
@@ -288,7 +286,7 @@ def test_the_base_of_a_copy_that_went_on_separately(merged: Path, tmp_path: Path
         (left / name).unlink(missing_ok=True)
         if (right / name).exists():
             shutil.copyfile(right / name, left / name)
-    refused(left, RecoveryRefused, "copies of one directory that went on separately")
+    refused(left, RecoveryRefused, "copies of one directory that were used separately")
     for name in ("base.duckdb", "base.duckdb.wal"):
         (left / name).unlink(missing_ok=True)
     with tidegate.open(make_numbers(), left) as engine:  # as the error says
@@ -332,7 +330,7 @@ def test_a_backup_copied_over_its_directory(generation: bool, plain: Path, tmp_p
     refused(path, LogDamaged, "the log has a gap")
     segments(path)[-1].unlink()
     if generation:
-        refused(path, LogDamaged, r"generation \d+-\d+.duckdb stands for LSN \d+, but the log reaches from 0 to")
+        refused(path, LogDamaged, r"generation \d+-\d+.duckdb is at LSN \d+, but the log reaches from 0 to")
         shutil.rmtree(path / "generations")
     (path / "base.duckdb.wal").unlink(missing_ok=True)
     with tidegate.open(make_numbers(), path) as engine:

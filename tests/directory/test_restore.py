@@ -46,7 +46,7 @@ def test_a_damaged_backup_is_named_before_anything_is_copied(tmp_path: Path) -> 
 def test_what_is_no_backup_is_refused(tmp_path: Path, what: str) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("x")
-    with pytest.raises(TidegateError, match=f"{what} has no log: it is no backup"):
+    with pytest.raises(TidegateError, match=f"{what} has no log: it is not a backup"):
         restore(tmp_path / what, tmp_path / "again")
     assert not (tmp_path / "again").exists()
 
@@ -55,7 +55,7 @@ def test_what_is_no_backup_is_refused(tmp_path: Path, what: str) -> None:
 def test_a_place_that_is_taken_is_left_alone(tmp_path: Path, there: str) -> None:
     backup = taken(tmp_path)
     (tmp_path / "file").write_text("x")
-    with pytest.raises(TidegateError, match="is there already and not empty"):
+    with pytest.raises(TidegateError, match="already exists and is not empty"):
         restore(backup, tmp_path / there)
     assert (tmp_path / "file").read_text() == "x"
 

@@ -244,7 +244,7 @@ def test_a_row_that_does_not_fit_leaves_the_others() -> None:
         with engine.batcher("readings", count=3, source="feed") as batcher:
             batcher.add(row(0), offset=0)
             with pytest.raises(
-                DataError, match=r"readings\.taken_at .*'soon'.*offset 1 was not taken; the 1 that wait"
+                DataError, match=r"readings\.taken_at .*'soon'.*offset 1 was not taken; the waiting rows \(1\)"
             ) as e:
                 batcher.add((1, "soon", 0, None), offset=1)
             assert (e.value.relation, e.value.column) == ("readings", "taken_at")  # type: ignore[attr-defined]

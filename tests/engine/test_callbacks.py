@@ -142,7 +142,7 @@ def test_a_callback_that_raises_is_logged_and_harms_nobody(
         engine.teller.drain()
     assert told == tickets
     assert [n for _, _, n in places(engine)] == list(range(PUSHES))
-    failures = [r for r in caplog.records if "a callback of a ticket failed" in r.message]
+    failures = [r for r in caplog.records if "a ticket callback failed" in r.message]
     assert len(failures) == PUSHES
     assert "the callback's own fault" in str(failures[0].exc_info)
 

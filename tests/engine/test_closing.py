@@ -246,7 +246,7 @@ def test_sys_exit_in_a_callback_is_logged_and_the_next_is_called(caplog: pytest.
         ticket.add_done_callback(lambda _: sys.exit("bye"))
         ticket.add_done_callback(lambda _: called.set())
         assert called.wait(20)
-    assert "a callback of a ticket failed" in caplog.text
+    assert "a ticket callback failed" in caplog.text
     assert "SystemExit: bye" in caplog.text
 
 

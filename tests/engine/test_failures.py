@@ -100,7 +100,7 @@ def test_an_exception_is_retried_then_halts_that_dataflow_only(
     assert tickets[0].result() is None
     with pytest.raises(ProcedureFailed, match=r"work raised ZeroDivisionError: no luck \(line \d+ of .*test_failures"):
         tickets[1].result()
-    with pytest.raises(StillWaiting, match=r"is put aside: its dataflow is halted in front of position 2.0"):
+    with pytest.raises(StillWaiting, match=r"is parked: its dataflow is halted in front of position 2.0"):
         tickets[2].result(timeout_s=0.01)
     engine.push("others", [(9,)]).result()
     assert (table(engine), table(engine, "u")) == ([(1, "x")], [(9,)])
@@ -251,7 +251,7 @@ def test_ctrl_c_inside_a_procedure_leaves_a_consistent_engine(
     engine.push("others", [(5,)]).result()
     assert (
         engine.query("SELECT reason FROM tidegate.executions").scalar()
-        == "is put aside: its dataflow is halted in front of position 2.0"
+        == "is parked: its dataflow is halted in front of position 2.0"
     )
     interrupt = False
     engine.resume()

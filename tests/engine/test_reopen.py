@@ -130,7 +130,7 @@ def test_a_halted_dataflow_stays_halted(engine_of: Make, flow: Flow, tmp_path: P
     engine.push("others", [(9,)]).result()
     engine.run_until_idle()
     reasons = {row[0] for row in everything(engine, "SELECT reason FROM tidegate.executions")}
-    assert reasons == {"is put aside: its dataflow is halted in front of position 1.0"}
+    assert reasons == {"is parked: its dataflow is halted in front of position 1.0"}
     broken = False
     engine.resume("work")
     engine.run_until_idle()

@@ -100,7 +100,7 @@ def test_what_is_missing_is_named() -> None:
             engine.punctuate("counts", at(10))
     with (
         tidegate.open(make_app(deaf=True)) as engine,
-        pytest.raises(TidegateError, match=r"count\.counted would take it"),
+        pytest.raises(TidegateError, match=r"count\.counted would treat it"),
     ):
         engine.punctuate("beats", at(10), bed="")
 

@@ -125,9 +125,7 @@ def test_a_step_of_a_source_counts_once(mode: str, tmp_path: Path) -> None:
     assert engine.push(
         "readings", [(5, 5)], source="bed", offset=[7, 1], after=[7, 0]
     ).duplicate  # nothing is looked at
-    with pytest.raises(
-        tidegate.errors.BatchError, match=r"stands at \[7, 1\].*from \[7, 2\] to \[7, 3\] is out of turn"
-    ):
+    with pytest.raises(tidegate.errors.BatchError, match=r"is at \[7, 1\].*from \[7, 2\] to \[7, 3\] is out of turn"):
         engine.push("readings", [(1, 3)], source="bed", offset=[7, 3], after=[7, 2])
     with pytest.raises(tidegate.errors.BatchError, match="pass source="):
         engine.push("readings", [(1, 3)], offset=[7, 3], after=[7, 2])

@@ -148,7 +148,7 @@ def test_what_waits_is_bounded(executor: Any, tmp_path: Path) -> None:
         subscription = engine.subscribe_durably("sums", "reader")
         for number in (1, 2, 3):
             engine.push("numbers", [(number,)], number).result()
-        with pytest.raises(Overloaded, match=r"3 batches wait for subscriber 'reader', so numbers takes no more"):
+        with pytest.raises(Overloaded, match=r"3 batches wait for subscriber 'reader', so numbers accepts no more"):
             engine.push("numbers", [(4,)], 4, timeout_s=0)
         subscription.ack(subscription.take(1))
         engine.push("numbers", [(4,)], 4).result()

@@ -130,7 +130,7 @@ def test_calls_return_and_raise(shared: Server) -> None:
             client.call("delive")
         with pytest.raises(TidegateError, match="push there instead"):
             client.call("ship")
-        with pytest.raises(DataError, match="called wrongly"):
+        with pytest.raises(DataError, match="got the wrong arguments"):
             client.call("deliver")
         assert client.submit("echo", 5).result(60) == 5
     with shared.http() as http:

@@ -289,7 +289,7 @@ def test_a_halted_dataflow_lets_go_of_its_locks_and_others_go_on() -> None:
     bench.scheduler.halt(p)
     assert bench.ready == ["r@3.0"]
     assert {e.state for e in (p, q, later)} == {State.PARKED}
-    assert why(later) == "is put aside: its dataflow is halted in front of position 1.0"
+    assert why(later) == "is parked: its dataflow is halted in front of position 1.0"
     (new, _) = bench.push("a", 3)
     assert (new.state, new.reason.why) == (State.PARKED, Why.HALTED)
 

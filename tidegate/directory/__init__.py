@@ -1,1 +1,1 @@
-"""An engine's directory: what lies where in it, and the log that makes work durable."""
+"""An engine's directory: its layout, and the log that makes work durable."""

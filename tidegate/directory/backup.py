@@ -1,11 +1,12 @@
-"""Backing up a directory, its engine running or not.
+"""Backing up a directory, whether its engine is running or not.
 
-A backup is itself a directory that can be opened: a copy of the base, and the log since. It is taken under a temporary
-name and renamed when it is whole and on disk. From inside a running engine the base is copied as it is; from outside,
-where a running engine's base can't be read, the newest generation stands for it (or nothing, while the log goes back to
-the beginning): segments and generations never change once written, so copying them disturbs nobody.
+A backup is itself a directory that can be opened: a copy of the base, and the log since. It is written under a
+temporary name and renamed when it is complete and on disk. From inside a running engine the base is copied as it is.
+From outside, where a running engine's base can't be read, the newest generation takes its place (or nothing, while the
+log goes back to the beginning): generations never change once written, and segments only grow, so copying them disturbs
+nobody.
 
-Restoring is copying it back, or opening it where it is; :func:`restore` looks first whether its log is whole.
+To restore a backup, copy it back or open it where it is; :func:`restore` first checks that its log is intact.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def backup_engine(engine: Engine, target: Path) -> None:
-    """Copy a running engine: everything acknowledged before the call is in the copy. Work goes on meanwhile."""
+    """Copy a running engine: everything acknowledged before the call is in the copy. Work continues meanwhile."""
     if engine.durable is None or engine.directory is None:
         raise TidegateError("an engine in memory has nothing to back up; open it with a directory")
     partial = _begin(target)
@@ -51,9 +52,9 @@ def backup_directory(path: Path, target: Path) -> None:
 
 
 def restore(backup: Path, target: Path) -> None:
-    """Copy a backup to where an engine is to be opened, having checked every record of its log."""
+    """Check every record of a backup's log, then copy the backup to where an engine is to be opened."""
     if not (backup / "log").is_dir():
-        raise TidegateError(f"{backup} has no log: it is no backup of an engine's directory", path=backup)
+        raise TidegateError(f"{backup} has no log: it is not a backup of an engine's directory", path=backup)
     for _ in LogReader(OsFiles(backup / "log"), survey=True):
         pass
     backup_directory(backup, target)
@@ -78,7 +79,7 @@ def _copy_directory(path: Path, target: Path) -> None:
 
 
 def _backup_running(path: Path, target: Path, tries: int = 10) -> None:
-    """Copy log and newest generation while they may be added to and old ones removed; try again if one is gone."""
+    """Copy the log and the newest generation while files may be added and removed; try again if one is gone."""
     for _ in range(tries):
         partial = _begin(target)
         try:
@@ -99,7 +100,7 @@ def _backup_running(path: Path, target: Path, tries: int = 10) -> None:
 
 def _begin(target: Path) -> Path:
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise TidegateError(f"{target} is there already and not empty; a copy goes to a new place", path=target)
+        raise TidegateError(f"{target} already exists and is not empty; copy to a new place", path=target)
     partial = target.with_name(target.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(mode=0o700, parents=True)
@@ -108,7 +109,7 @@ def _begin(target: Path) -> Path:
 
 
 def _copy_log(source: Path, names: list[str], target: Path, end: int | None) -> None:
-    """Copy segments up to the LSN ``end``; a record cut in two there was not acknowledged and is cut again on opening."""
+    """Copy segments up to the LSN ``end``; a record cut in two there was not acknowledged and is cut off on opening."""
     for name in names:
         begin = int(name.removesuffix(".log"))
         if end is not None and begin >= end:

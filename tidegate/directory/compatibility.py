@@ -1,4 +1,4 @@
-"""Does this app fit that log? What a log says of the app that wrote it, and whether another may replay it."""
+"""Does this app fit that log? What a log says about the app that wrote it, and whether another may replay it."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def check_segment(app: App, segment: Segment, accept_changed: bool) -> None:
         raise RecoveryRefused(f"the log belongs to app {segment.app!r}, not {app.name!r}; open it with the right app")
     if segment.mode != app.recovery:
         raise RecoveryRefused(
-            f"the log was written with recovery={segment.mode!r}, the app now says {app.recovery!r}; open it once with the "
-            f"old mode and close it cleanly, then change the mode"
+            f"the log was written with recovery={segment.mode!r}, but the app now says {app.recovery!r}; open it once with "
+            f"the old mode and close it cleanly, then change the mode"
         )
     for stream, columns in segment.streams.items():
         now = stream_columns(app).get(stream)
         if now is None or now[: len(columns)] != columns:
             raise RecoveryRefused(
-                f"stream {stream} was logged with columns {columns}, the app has {now}; declare it as it was (columns may "
+                f"stream {stream} was logged with columns {columns}, but the app has {now}; declare it as it was (columns may "
                 f"only be added at the end), or open the log with the old app and close it cleanly first",
                 stream=stream,
             )

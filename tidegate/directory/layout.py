@@ -1,13 +1,13 @@
-"""The directory of a durable engine: who owns it, and what lies where.
+"""The directory of a durable engine: who owns it, and what is where.
 
 DIR/lock                    held by the one process that has it open
-DIR/base.duckdb             the tables as of the last merge, with the LSN they stand for
+DIR/base.duckdb             the tables as of the last merge, with its LSN
 DIR/log/<lsn>.log           segments of the command log
 DIR/generations/<n>-<lsn>   older copies of the base, each with its LSN; the log since the oldest is kept
 
-A directory has an identity, drawn when its log begins. Every segment, the base and every generation carry it, so that a file
-of another directory is refused. A backup has the identity of what it is a copy of. Copies that went on separately are told
-apart by the log's chain (``txn/log/record.py``): a base says which crc32 the log has at its LSN.
+A directory has an identity, chosen at random when its log begins. Every segment, the base and every generation carry
+it, so that a file of another directory is refused. A backup has the identity of the original. Copies that were used
+separately are told apart by the log's chain (``txn/log/record.py``): a base says which crc32 the log has at its LSN.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KEPT_GENERATIONS = 2
 
 
 class Generation(NamedTuple):
-    """A kept copy of the base: after which merge, the LSN it stands for, and where it is."""
+    """A kept copy of the base: the number of its merge, its LSN, and where it is."""
 
     number: int
     lsn: int
@@ -51,7 +51,7 @@ class Directory:
         try:
             private_directory(path)
         except (FileExistsError, NotADirectoryError):
-            raise TidegateError(f"{path} is a file; an engine lives in a directory of its own", path=path) from None
+            raise TidegateError(f"{path} is a file; an engine needs a directory of its own", path=path) from None
         self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -59,7 +59,8 @@ class Directory:
             owner = os.read(self._lock, 200).decode(errors="replace").strip() or "another process"
             os.close(self._lock)
             raise DirectoryInUse(
-                f"{path} is open in {owner}; one process owns a directory. Close that one, or talk to it", path=path
+                f"{path} is open in {owner}; one process owns a directory. Stop that one, or talk to it through a server",
+                path=path,
             ) from None
         own(self)
         os.ftruncate(self._lock, 0)
@@ -87,11 +88,11 @@ class Directory:
     def sound_base(
         self, identity: str | None, merges: int, oldest_lsn: int, end_lsn: int
     ) -> tuple[dict[str, Any], list[str]]:
-        """Make sure that a sound base, not behind what the log can replay, is in place.
+        """Make sure that a sound base, recent enough for the log to be replayed from it, is in place.
 
-        ``identity``: whose log it is. ``merges``: the newest merge it knows of. The kept log reaches from ``oldest_lsn`` to
-        ``end_lsn``. Returns the base's facts and what had to be done. Putting a base in its place twice is safe: it is
-        replayed from its own LSN.
+        ``identity``: the directory of the log. ``merges``: the newest merge in the log. The kept log reaches from
+        ``oldest_lsn`` to ``end_lsn``. Returns the base's facts and what had to be done. Putting a base in place twice
+        is safe: the log is replayed from the LSN of the base.
         """
         report: list[str] = []
         for kept in self.generations():
@@ -111,7 +112,7 @@ class Directory:
                 report.append("the base was rebuilt from the whole log")
             elif int(meta.get("merge", 0)) < merges:
                 report.append(
-                    f"the base is at merge {meta.get('merge', 0)}, the log knows of {merges}: replaying from the base's own place"
+                    f"the base is at merge {meta.get('merge', 0)}, but the log has merge {merges}: replaying from the base's LSN"
                 )
             return meta, report
         self._put_aside(self.base, report)
@@ -138,17 +139,17 @@ class Directory:
         )
 
     def _check_generation(self, kept: Generation, identity: str | None, oldest_lsn: int, end_lsn: int) -> None:
-        """A generation is needed when the base is damaged, and the log is kept for it: look at it while there is time."""
+        """A generation is needed when the base is damaged, and the log is kept for it: check it while there is time."""
         try:
             facts = read_facts(kept.path)
         except BaseDamaged:
-            return  # told when it is needed
+            return  # reported when it is needed
         self._check_owner(kept.path, facts, identity)
         if not oldest_lsn <= facts.get("lsn", kept.lsn) <= end_lsn:
             raise LogDamaged(
-                f"generation {kept.path.name} stands for LSN {facts.get('lsn')}, but the log reaches from {oldest_lsn} to "
-                f"{end_lsn}: segments are missing, or the generation is none of this copy of the directory. Put them back, or "
-                f"move the generation away, then open again",
+                f"generation {kept.path.name} is at LSN {facts.get('lsn')}, but the log reaches from {oldest_lsn} to "
+                f"{end_lsn}: segments are missing, or the generation belongs to another copy of the directory. Put the "
+                f"segments back, or move the generation away, then open again",
                 file=None,
                 offset=None,
                 lsn=end_lsn,
@@ -158,9 +159,9 @@ class Directory:
         owner = (facts or {}).get("directory")
         if owner is not None and identity is not None and owner != identity:
             raise RecoveryRefused(
-                f"{path.name} belongs to directory {owner}, but the log ({self.files.names()[-1]}) to {identity}: a file of "
-                f"another directory was copied in. Put back the right one, or move {path.name} away: the base is rebuilt from "
-                f"what is left",
+                f"{path.name} belongs to directory {owner}, but the log ({self.files.names()[-1]}) belongs to {identity}: a "
+                f"file of another directory was copied in. Put back the right one, or move {path.name} away: the base is "
+                f"rebuilt from what is left",
                 file=path.name,
             )
 
@@ -179,16 +180,18 @@ class Directory:
             while (aside := path.with_name(f"{path.name}.damaged-{number}")).exists():
                 number += 1
             path.replace(aside)
-            report.append(f"{path.name} was put aside as {aside.name}")
+            report.append(f"{path.name} was renamed to {aside.name}")
 
     def close(self) -> None:
-        """Let others have it; more than once does no harm."""
+        """Release it for others; may be called more than once."""
         handle, self._lock = self._lock, -1
         if handle >= 0:
             os.close(handle)
 
     def left_behind(self) -> None:
-        """In a forked child: the lock is the parent's, and free when the parent lets go of it, however long we live."""
+        """In a forked child: the lock is the parent's, and free when the parent releases it, however long the child
+        lives.
+        """
         if self._lock >= 0:
             hand_down(str(self.path.resolve()))
             self.close()

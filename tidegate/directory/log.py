@@ -1,6 +1,6 @@
 """Durability of one engine: everything accepted goes through the log before it is acknowledged.
 
-Holds the directory, the log writer and what must be known to write records; the engine calls it at the few moments that
+Holds the directory, the log writer and what is needed to write records; the engine calls it at the few moments that
 matter (accepted, executed, resumed, merged, delivered).
 """
 
@@ -37,7 +37,7 @@ log = logging.getLogger("tidegate")
 
 
 class DurableLog:
-    """The log of an engine that is open for work. ``lock``: the engine's."""
+    """The log of an open engine. ``lock``: the engine's."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class DurableLog:
         self._unacknowledged: deque[tuple[int, Ticket]] = deque()
         segment = survey.header(app)
         self.identity = segment.directory
-        self.stands: dict[str, Any] = {}  # what the base of the merge that began last says of the log
+        self.stands: dict[str, Any] = {}  # what the base of the last merge begun says about the log
         self.writer = LogWriter(
             directory.files,
             survey.end,
@@ -82,12 +82,12 @@ class DurableLog:
     # ---- acknowledging
 
     def acknowledge(self, ticket: Ticket, lsn: int | None = None) -> None:
-        """The ticket arrives when the log is on disk up to ``lsn``, or all that was logged so far. Under the lock."""
+        """The ticket arrives when the log is on disk up to ``lsn`` (default: all logged so far). Under the lock."""
         waiting, writer = self._unacknowledged, self.writer
         waiting.append((writer.appended if lsn is None else lsn, ticket))
         if waiting[0][0] <= writer.synced:
             self._tell(writer.synced)
-        if writer.failed is not None:  # and those who waited were told before this one came
+        if writer.failed is not None:  # the others were told before this one came
             self.stop(writer.refusal())
 
     def hold(self, tickets: Iterable[Ticket]) -> None:
@@ -97,10 +97,10 @@ class DurableLog:
             self.acknowledge(ticket)
 
     def _synced(self, lsn: int) -> None:
-        """The log is on disk up to ``lsn``: tell who waits for that.
+        """The log is on disk up to ``lsn``: tell the tickets that wait for that.
 
-        While more is appended, somebody pushes, and whoever pushes tells them (``acknowledge``). The thread of the log must
-        not queue for the lock behind pushes that come one upon another, or the next group would wait with it.
+        While more is appended, someone is pushing, and that thread tells them (``acknowledge``). The log thread must
+        not queue for the lock behind a stream of pushes, or the next group would wait with it.
         """
         if self._turns is not None:
             self._turns.step()
@@ -109,19 +109,19 @@ class DurableLog:
         if self.writer.appended <= lsn or threading.current_thread() is threading.main_thread():
             with self._lock:
                 self._tell(lsn)
-        elif self._lock.acquire(blocking=False):  # no signal comes between this and the next: not on this thread
+        elif self._lock.acquire(blocking=False):  # no signal comes between this and the next line: not on this thread
             try:
                 self._tell(lsn)
             finally:
                 self._lock.release()
 
     def _tell(self, lsn: int) -> None:
-        """Everything up to ``lsn`` is on disk. Under the lock: whoever has called it knows that all up to there are told."""
+        """Everything up to ``lsn`` is on disk. Under the lock: when it returns, all tickets up to there have been told."""
         waiting, halfway = self._unacknowledged, self._halfway
         if not waiting or waiting[0][0] > lsn:
             return
         before = halfway.through
-        if before is TELLING:  # and was interrupted: the first one may have been told
+        if before is TELLING:  # an earlier call was interrupted: the first ticket may have been told
             self.stop(halfway.stopped())
             return
         halfway.through = TELLING
@@ -131,7 +131,7 @@ class DurableLog:
         halfway.through = before
 
     def stop(self, error: TidegateError) -> None:
-        """Nothing more will be acknowledged: whoever waits is told, instead of waiting for ever. Under the lock."""
+        """Nothing more will be acknowledged: tell all waiters, who would wait forever. Under the lock."""
         while self._unacknowledged:
             ticket = self._unacknowledged[0][1]
             if not ticket.done:
@@ -167,7 +167,7 @@ class DurableLog:
             self.writer.append(Executed(txn.position, "committed", txn.procedure, writes=writes, emitted=emitted))
 
     def ended(self, txn: Transaction, outcome: str, reason: str, parked: Iterable[int] = ()) -> None:
-        """An execution was undone. Aborts repeat themselves when run again, so weak mode needs no record of them."""
+        """An execution was undone. An abort happens again when run again, so weak mode needs no record of it."""
         if outcome == "aborted" and self.mode == "weak":
             return
         effects: dict[str, Any] = {"writes": {}, "emitted": {}} if self.mode == "effects" else {}
@@ -179,11 +179,12 @@ class DurableLog:
     # ---- merging
 
     def begin_merge(self, generation: bool) -> int:
-        """A merge of everything up to here begins; returns the LSN it stands for. The caller holds the engine's lock.
+        """A merge of everything up to here begins; returns its LSN. The caller holds the engine's lock.
 
-        ``stands`` says which log that is an LSN of: whose, with which crc32 in front of the LSN, and kept from where on.
+        ``stands`` says which log this LSN belongs to: its directory, the crc32 before the LSN, and from where it is
+        kept.
         """
-        self.writer.check_place()  # a base that nobody finds again is not merged into
+        self.writer.check_place()  # do not merge into a base that is gone from its path
         self.merges += 1
         lsn, chain = self.writer.place()
         self._generation_due = generation or lsn - self._generation_lsn >= self._generation_bytes
@@ -192,12 +193,12 @@ class DurableLog:
         return lsn
 
     def _kept_from(self, coming: list[int]) -> int:
-        """From which LSN on the log is kept: since the oldest generation that is; with too few, as far back as it goes."""
+        """The LSN from which the log is kept: that of the oldest kept generation; with too few, as far back as it goes."""
         lsns = coming + [generation.lsn for generation in self.directory.generations()]
         return lsns[KEPT_GENERATIONS - 1] if len(lsns) >= KEPT_GENERATIONS else self._oldest
 
     def merged(self, database: Database, lsn: int) -> None:
-        """The base holds everything below ``lsn``: say so in the log, keep a copy when it is time, drop old segments."""
+        """The base holds everything below ``lsn``: log that, keep a copy when it is due, remove old segments."""
         assert database.base.path is not None
         sync_base(database.base.path)
         due = self._generation_due and self._keep_generation(database, lsn)
@@ -209,7 +210,9 @@ class DurableLog:
 
     @letting_signals_through()
     def _keep_generation(self, database: Database, lsn: int) -> bool:
-        """Copy the base; without room for that, or descriptors, the older generations, and the log since, still do."""
+        """Copy the base; if there is no disk space or file descriptor for that, the older generations and the log
+        suffice.
+        """
         cursor = database.base.cursor()
         try:
             copy_base(cursor, self.directory.generation(self.merges, lsn))
@@ -222,7 +225,9 @@ class DurableLog:
         return True
 
     def _forget_old(self) -> None:
-        """Keep the newest generations, and the log since the oldest of them. A generation goes before the log that it needs."""
+        """Keep the newest generations, and the log since the oldest of them. A generation is removed before the log
+        that it needs.
+        """
         for old in self.directory.generations()[KEPT_GENERATIONS:]:
             crash_point("retention-before-remove")
             old.path.unlink()

@@ -1,4 +1,4 @@
-"""What is on disk: looked at first, without touching it, and repaired then."""
+"""What is on disk: first surveyed without changing it, then repaired."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tidegate.txn.log.record import FORMAT, Checkpoint, Executed, Segment
 
 
 class Survey:
-    """A log as it lies there: is it whole, and what will a replay meet? Only reads.
+    """A log as found on disk: is it intact, and what will a replay find? Only reads.
 
-    ``identity``: whose log it is, None when there is none yet. ``last``: the header of its last segment, and ``chain`` the
-    crc32 of the last frame: what is written next goes on from them. It reaches from ``oldest`` to ``end``, behind which a
-    tail may be ``cut``.
+    ``identity``: the directory it belongs to, None when there is no log yet. ``last``: the header of its last segment,
+    and ``chain`` the crc32 of the last frame: what is written next continues from them. It reaches from ``oldest`` to
+    ``end``, after which a tail may be ``cut``.
     ``segments``: the headers of segments with records to apply, each with the LSN of the last of them.
     ``outcomes``: in mode weak, the records that say how an execution ended; there are few.
     """
@@ -45,8 +45,8 @@ class Survey:
         self.cut: Cut | None = reader.cut
 
     def check(self, meta: Mapping[str, Any]) -> None:
-        """A base never holds more than the log: one that does says that the end of the log is gone. The newest one knows how far
-        back the log goes, too.
+        """A base never holds more than the log: if it does, the end of the log is gone. The newest base also knows how
+        far back the log goes.
         """
         lsn = int(meta.get("lsn", 0))
         if lsn > self.end:
@@ -59,15 +59,15 @@ class Survey:
             )
         if meta and meta["merge"] >= self.merges and self.oldest > meta["kept"]:
             raise LogDamaged(
-                f"the log begins at LSN {self.oldest}, but the base says that it was kept from LSN {meta['kept']} on: segments "
-                f"in front are missing. Put them back, or restore a backup, then open again",
+                f"the log begins at LSN {self.oldest}, but the base says that it is kept from LSN {meta['kept']} on: earlier "
+                f"segments are missing. Put them back, or restore a backup, then open again",
                 file=None,
                 offset=None,
                 lsn=self.oldest,
             )
 
     def header(self, app: App) -> Segment:
-        """Of the segment that the log goes on with."""
+        """The header of the segment that the log continues with."""
         number = 0 if self.last is None else self.last.number + 1
         identity = secrets.token_hex(8) if self.identity is None else self.identity
         code, columns, opening = code_hashes(app), stream_columns(app), secrets.token_hex(8)
@@ -75,9 +75,10 @@ class Survey:
 
 
 def repair(files: Files, survey: Survey) -> None:
-    """Make the log what the survey says it is: cut a torn tail, and make final what a killed process had not synced.
+    """Make the log what the survey says it is: cut a torn tail, and sync what a killed process had not synced.
 
-    That counts from now on, so it must be on disk before anything is logged behind it. Segments that nothing reached go.
+    That counts from now on, so it must be on disk before anything is logged after it. Segments beyond its end
+    are removed.
     """
     names = files.names()
     if survey.cut is not None:

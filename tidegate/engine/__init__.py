@@ -1,1 +1,1 @@
-"""The engine: work comes in, is run in order, and is merged; what became of it, and questions about it."""
+"""The engine: work comes in, runs in order and is merged; outcomes and queries."""

@@ -1,4 +1,4 @@
-"""The way in: everything that is accepted comes through :meth:`Acceptance.accept`, in order, if there is room for it."""
+"""The way in: everything accepted goes through :meth:`Acceptance.accept`, in order, if there is room for it."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 
 
 class Acceptance:
-    """Everything between a client's work and the executor. ``push`` and ``call`` take the turn; callers of the rest hold it,
-    and nothing more.
+    """Everything between a client's work and the executor. ``push`` and ``call`` take the turn; callers of the other
+    methods hold it and no other lock, unless a method says otherwise.
     """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self.sequence = 0  # the last sequence number that was given
+        self.sequence = 0  # the last sequence number assigned
         self._halfway = engine.database.halfway
         self._announces = engine.runtime.ahead is not None
         awaited = [stream for stream in engine.app.streams.values() if stream.awaited]
         self.awaited = {stream.name for stream in awaited}
         self._shortest_s = min((s.deadline_s for s in awaited if s.deadline_s is not None), default=math.inf)
-        self._due = -math.inf  # no deadline passes before
+        self._due = -math.inf  # no deadline passes before this time
 
     def border(self, stream: str) -> Border:
         """The border stream of this name, or an error that says what to do."""
@@ -55,7 +55,7 @@ class Acceptance:
         raise unknown("push", "border stream", stream, engine.borders)
 
     def check_ready(self) -> None:
-        """Raise when no work can be taken; deadlines that have passed are dealt with first."""
+        """Raise when no work can be accepted; otherwise handle deadlines that have passed."""
         engine = self._engine
         engine.check_open()
         if engine.durable is not None:
@@ -70,7 +70,7 @@ class Acceptance:
             self.tick()
 
     def begin(self, name: str, timeout_s: float | None) -> None:
-        """New work arrives: is there room for it? An answer that something waits for is always let in."""
+        """New work arrives: make sure there is room for it. An answer that something waits for is always let in."""
         self.check_ready()
         scheduler = self._engine.scheduler
         if not (scheduler.live or scheduler.parked or scheduler.incomplete or self._engine.outbox.subscriptions):
@@ -96,7 +96,7 @@ class Acceptance:
         self._halfway.entering = None
 
     def enter(self, entry: Entry, first: int, time: dt.datetime, together: bool) -> Work:
-        """The entry under the numbers from ``first`` on: its batches have their ids, its source its new offset."""
+        """Number the entry from ``first`` on: its batches get their ids, its source its new offset."""
         if isinstance(entry, Call):
             return Work(first, first, time, (), entry)
         if entry.batch_id is None:
@@ -108,21 +108,21 @@ class Acceptance:
         return Work(first, first + len(batches) - 1, time, batches, None, together)
 
     def announce(self, work: Work) -> None:
-        """Windows may be evaluated for all of the batches at once."""
+        """Let windows be evaluated for all of the batches at once."""
         ahead = self._engine.runtime.ahead
         assert ahead is not None
         for batch in work.batches:
             ahead.coming(batch.relation.name, batch.key, batch.rows, to_us(work.time))
 
     def acknowledge(self, ticket: Ticket) -> None:
-        """Everything that the ticket stands for is accepted: say so, with a directory when it is on disk."""
+        """Everything that the ticket stands for is accepted: report that, with a directory once it is on disk."""
         with self._engine.lock:
             if self._engine.durable is None:
                 ticket.arrive()
             else:
                 self._engine.durable.acknowledge(ticket)
 
-    # ---- who brings in work
+    # ---- bringing in work
 
     def push(
         self,
@@ -140,7 +140,7 @@ class Acceptance:
             check_place(source, offset)
         parts = border.take(rows)
         with engine.noticing, engine.turn:
-            self.begin(stream, timeout_s)  # may let go of the turn while it waits for room: look at the ids after it
+            self.begin(stream, timeout_s)  # may release the turn while it waits for room: check ids after it
             ticket = Ticket(engine.teller)
             if after is not UNSET and self.repeats(stream, source, offset, after):
                 ticket.duplicate, parts, source = True, {}, None
@@ -168,7 +168,7 @@ class Acceptance:
     def prepare_call(
         self, procedure: str | Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]
     ) -> Call:
-        """A call, checked and ready to be logged. Takes no lock: whoever sends a large one keeps nobody else waiting."""
+        """A call, checked and ready to be logged. Takes no lock: a large call keeps nobody else waiting."""
         engine = self._engine
         name = procedure if isinstance(procedure, str) else procedure.__name__
         if name not in engine.graph.oltp:
@@ -179,7 +179,7 @@ class Acceptance:
         return Call(unit, *unit.members[0].bind_call(arguments, named), written)
 
     def call(self, call: Call, timeout_s: float | None = None) -> Ticket:
-        """The call takes its place in the order, having waited ``timeout_s`` seconds at most for room in the queues."""
+        """Accept the call, after waiting at most ``timeout_s`` seconds for room in the queues."""
         engine = self._engine
         with engine.noticing, engine.turn:
             self.begin(call.unit.name, timeout_s)
@@ -190,7 +190,9 @@ class Acceptance:
         return ticket
 
     def resume(self, dataflow: str, logged: Resumed | None = None) -> None:
-        """A halted dataflow goes on, at new positions. ``logged``: those it had when it first did. The caller holds the lock."""
+        """Continue a halted dataflow, at new positions. ``logged``: those it got the first time. The caller holds the
+        lock.
+        """
         engine, scheduler = self._engine, self._engine.scheduler
         before = {execution: execution.position for execution in scheduler.parked.values()}
         with self._halfway.step(RESUMING):
@@ -200,8 +202,8 @@ class Acceptance:
                 engine.durable.append(record)
             elif logged is not None and record != logged:
                 raise CorruptionError(
-                    f"the log says that resuming {dataflow} moved {logged.moved}, here it moved {record.moved} ([old, new] "
-                    f"positions)"
+                    f"the log says that resuming {dataflow} moved {logged.moved}, but the replay moved {record.moved} ([old, "
+                    f"new] positions)"
                 )
             for execution in resumed:
                 for ticket in execution.context.tickets:
@@ -212,22 +214,22 @@ class Acceptance:
         self.sequence += 1
         return self.sequence
 
-    # ---- may it come in?
+    # ---- checks
 
     def repeats(self, stream: str, source: str | None, offset: Any, after: Any) -> bool:
-        """Has the source made this step already? Raises when it stands neither before nor behind it."""
+        """Has the source already made this step? Raises if it is neither before nor after it."""
         if source is None:
             raise BatchError(
-                f"push({stream!r}, …, after=…) says where a source stands: pass source=, too", stream=stream
+                f"push({stream!r}, …, after=…) gives the position of a source: pass source=, too", stream=stream
             )
         stands = self._engine.offsets.get(source)
         if to_json(stands) == to_json(offset):
             return True
         if to_json(stands) != to_json(after):
             raise BatchError(
-                f"source {source!r} stands at {stands!r}, so a push to {stream} that leads from {after!r} to {offset!r} is out "
-                f"of turn; another process feeds as this source, or an older one still did. Ask position({source!r}) and go "
-                f"on from there, or use another source name",
+                f"source {source!r} is at {stands!r}, so a push to {stream} from {after!r} to {offset!r} is out of turn; "
+                f"another process feeds as this source, or an older one still did. Continue from position({source!r}), or "
+                f"use another source name",
                 stream=stream,
                 source=source,
                 position=stands,
@@ -250,22 +252,22 @@ class Acceptance:
             execution = engine.scheduler.awaiting(border.name, key)
             if execution is not None and execution.batch_id is not None and batch_id > execution.batch_id:
                 raise BatchError(
-                    f"batch {batch_id} on {border.name} would overtake batch {execution.batch_id}, which {execution} is "
-                    f"waiting for; answer that one first",
+                    f"batch {batch_id} on {border.name} would overtake batch {execution.batch_id}, which {execution} waits "
+                    f"for; answer that one first",
                     stream=border.name,
                     batch_id=batch_id,
                     last_id=execution.batch_id,
                 )
 
     def _unasked(self, stream: str) -> int:
-        """Batches on an awaited stream that came before their question."""
+        """The number of batches on an awaited stream that arrived before their question."""
         early = self._engine.scheduler.early
         return sum(len(batches) for (name, _), batches in early.items() if name == stream)
 
     def _too_much(self, name: str) -> str | None:
-        """What there is too much of for ``name`` to take more; None when there is room.
+        """What there is too much of for ``name`` to accept more; None when there is room.
 
-        Batches that wait for another stream's count against their own stream alone: what completes them is let in.
+        Batches that wait for another stream's count only against their own stream: what completes them is let in.
         """
         scheduler, capacity = self._engine.scheduler, self._engine.config.capacity
         if len(scheduler.live) + len(scheduler.parked) >= capacity:
@@ -273,7 +275,7 @@ class Acceptance:
         if scheduler.incomplete[name] >= capacity:
             return f"{capacity} of its batches wait for a batch of another stream with the same id"
         if scheduler.early and self._unasked(name) >= capacity:
-            return f"{capacity} of its batches came before anything asked for them"
+            return f"{capacity} of its batches arrived before anything asked for them"
         full = self._engine.outbox.full()
         if full is not None:
             return f"{len(full)} batches wait for subscriber {full.name!r}"
@@ -292,8 +294,8 @@ class Acceptance:
             told = self._too_much(name)
         if told is not None:
             raise Overloaded(
-                f"{told}, so {name} takes no more for now; see tidegate.executions and tidegate.deliveries for what they wait "
-                f"for, then push again (the settings are Config.capacity and Config.backlog)",
+                f"{told}, so {name} accepts no more for now; see tidegate.executions and tidegate.deliveries for what they "
+                f"wait for, then push again (the settings are Config.capacity and Config.backlog)",
                 stream=name,
                 capacity=engine.config.capacity,
             )
@@ -303,7 +305,7 @@ class Acceptance:
         engine = self._engine
         broken = self._halfway.through is not None or self._halfway.entering is not None
         if broken or (engine.durable is not None and not engine.durable.writer.taking):
-            return  # nothing can be accepted now; the deadline is dealt with when it can
+            return  # nothing can be accepted now; the deadline is handled when it can
         now = engine.clock.monotonic()
         if now < self._due:
             return
@@ -326,8 +328,8 @@ class Acceptance:
 def _entries(border: Border, parts: Parts, batch_id: int | None, source: str | None, offset: Any) -> list[Rows]:
     """The rows of one push, by key; the offset must not survive a crash without all of them.
 
-    Parts that the engine numbers are one entry. Under an id of their own they are one each, and the offset goes with the
-    last: when the source pushes again, those that are there are recognised by the id.
+    Parts that the engine numbers are one entry. Parts with a given id are one entry each, and the offset goes with the
+    last: when the source pushes again, parts that were already accepted are recognised by the id.
     """
     if batch_id is not None and parts:
         *others, last = (Rows(border, [part], 1, None, batch_id) for part in parts.items())

@@ -2,9 +2,9 @@
 
 A batcher takes rows one by one and pushes them when a batch is complete, whichever comes first:
 
-- ``count``: it has so many rows;
-- ``interval`` (of the time in column ``on``): a row of a later interval [nI, (n+1)I) comes;
-- ``delay``: its oldest row has waited so long.
+- ``count``: it has this many rows;
+- ``interval`` (of the time in column ``on``): a row of a later interval [nI, (n+1)I) arrives;
+- ``delay``: its oldest row has waited this long.
 
 ::
 
@@ -14,9 +14,8 @@ A batcher takes rows one by one and pushes them when a batch is complete, whiche
                       count    interval    interval
 
 A batch is always a run of rows in their order of arrival, never sorted: so the offset of its last row stands for all rows
-up to it, and a source that goes on from ``engine.position(source)`` loses nothing and repeats nothing. A row of an earlier
-interval (0.9s above) is taken into the batch that is open; putting rows into the order of their time is up to the
-windows (``delay=``).
+up to it, and a source that continues from ``engine.position(source)`` loses nothing and repeats nothing. A row of an
+earlier interval (0.9s above) joins the open batch; ordering rows by time is up to the windows (``delay=``).
 """
 
 from __future__ import annotations
@@ -47,10 +46,10 @@ log = logging.getLogger("tidegate")
 
 
 class Batcher:
-    """Collects rows of one border stream and pushes them as batches. Made by :meth:`Engine.batcher`; use it in a ``with``
-    block, or close it. Threads may share it.
+    """Collects rows of one border stream and pushes them as batches. Created by :meth:`Engine.batcher`; use it in a
+    ``with`` block, or close it. Threads may share it.
 
-    When :meth:`add` raises, its row was not taken and the rows that wait are still there. ``len(batcher)``: how many wait.
+    When :meth:`add` raises, its row was not taken and the waiting rows are kept. ``len(batcher)``: how many wait.
     """
 
     def __init__(
@@ -77,7 +76,7 @@ class Batcher:
         if count is None and interval is None and delay is None:
             raise DeclarationError(
                 f"batcher({stream!r}): say when a batch is complete: count=1000, interval='1s' (with on=), delay='50ms', "
-                f"or several of them",
+                f"or a combination",
                 stream=stream,
             )
         self._count = _whole(stream, count)
@@ -86,14 +85,14 @@ class Batcher:
         self._delay_s = None if delay is None else _delay(stream, delay) / 1_000_000
         self._timeout_s = timeout_s
         self._on_batch = on_batch
-        self._timed = isinstance(engine.clock, SystemClock)  # another clock moves when told to: see tick()
+        self._timed = isinstance(engine.clock, SystemClock)  # other clocks move only when told to: see tick()
         self._lock = reentrant(Rank.ENTRY)
         self._woken = threading.Condition(self._lock)
         self._timer: threading.Thread | None = None
         self._rows: list[Row] = []
         self._offset: Any = None  # of the last of them
         self._number: int | None = None  # of the interval they belong to
-        self._since = 0.0  # when the first of them came
+        self._since = 0.0  # when the first of them arrived
         self._failed: Exception | None = None
         self._closed = False
 
@@ -123,8 +122,8 @@ class Batcher:
                 self._timer.start()
 
     def extend(self, rows: Iterable[Any], offsets: Iterable[Any] | None = None) -> int:
-        """Take many rows, with the offset of each; returns how many. Of rows before one that is refused, ``error.added``
-        says how many those are: they were taken.
+        """Take many rows, with the offset of each; returns how many. If a row is refused, those before it were taken,
+        and ``error.added`` says how many.
         """
         added = 0
         try:
@@ -144,19 +143,19 @@ class Batcher:
     # ---- batches out
 
     def flush(self) -> Ticket | None:
-        """Push what waits as a batch now; None when nothing does."""
+        """Push the waiting rows as a batch now; None when there are none."""
         with self._lock:
             self._check_open()
             return self._push() if self._rows else None
 
     def tick(self) -> None:
-        """Push what has waited for ``delay``. With the machine's clock a thread does it, while something waits."""
+        """Push what has waited for ``delay``. With the system clock a thread does this, while rows wait."""
         with self._lock:
             if self._rows and self._overdue():
                 self._push()
 
     def close(self) -> None:
-        """Push what waits, and take no more."""
+        """Push the waiting rows, and take no more."""
         with self._lock:
             if self._closed:
                 return
@@ -185,7 +184,7 @@ class Batcher:
         return self._delay_s is not None and self._engine.clock.monotonic() - self._since >= self._delay_s
 
     def _push(self) -> Ticket:
-        """The rows that wait become a batch; when it is refused they go on waiting."""
+        """Push the waiting rows as a batch; if it is refused they keep waiting."""
         ticket = self._engine.push(
             self.stream, self._rows, timeout_s=self._timeout_s, source=self.source, offset=self._offset
         )
@@ -197,7 +196,7 @@ class Batcher:
         return ticket
 
     def _push_later_if_refused(self) -> None:
-        """A full batch goes at once. If it can't, the row that made it full is taken all the same: the next call tells."""
+        """Push a full batch at once. If it is refused, the row that filled it is still taken: the next call raises."""
         try:
             self._push()
         except TidegateError:
@@ -207,7 +206,7 @@ class Batcher:
     # ---- waiting
 
     def _watch(self) -> None:
-        """Push what has waited for long enough; ends when nothing waits."""
+        """Push what has waited long enough; ends when nothing waits."""
         with self._lock:
             while self._rows and not self._closed and self._failed is None:
                 assert self._delay_s is not None
@@ -217,7 +216,7 @@ class Batcher:
                     continue
                 try:
                     self._push()
-                except BaseException as error:  # told to whoever comes next
+                except BaseException as error:  # raised in the next call
                     self._failed = error if isinstance(error, Exception) else _exited(self.stream, error)
             self._timer = None
 
@@ -226,7 +225,7 @@ class Batcher:
     def _check_open(self) -> None:
         self._engine.check_open()
         if self._closed:
-            raise TidegateError(f"the batcher of {self.stream} is closed; make a new one to go on", stream=self.stream)
+            raise TidegateError(f"the batcher of {self.stream} is closed; create a new one", stream=self.stream)
         if self._failed is not None:
             failed, self._failed = self._failed, None
             raise failed
@@ -234,9 +233,9 @@ class Batcher:
     def _checked(self, row: Any, offset: Any) -> Row:
         if (offset is None) != (self.source is None):
             raise TidegateError(
-                f"the batcher of {self.stream} has {'no ' if self.source is None else ''}source, and a row came "
+                f"the batcher of {self.stream} has {'no' if self.source is None else 'a'} source, but a row came "
                 f"{'without' if offset is None else 'with'} an offset; give both (engine.batcher(…, source='feed') and "
-                f"add(row, offset=…)) or none",
+                f"add(row, offset=…)) or neither",
                 stream=self.stream,
             )
         try:
@@ -245,7 +244,7 @@ class Batcher:
             where = f", offset {offset!r}" if offset is not None else ""
             facts = {name: value for name, value in vars(error).items() if name != "message"}
             raise type(error)(
-                f"{error}. The row {row!r}{where} was not taken; the {len(self._rows)} that wait are kept", **facts
+                f"{error}. The row {row!r}{where} was not taken; the waiting rows ({len(self._rows)}) are kept", **facts
             ) from None
 
     def __len__(self) -> int:
@@ -264,8 +263,8 @@ class Batcher:
 
 
 def _exited(stream: str, error: BaseException) -> TidegateError:
-    log.error("on_batch of the batcher of %s raised %r; the batch is in, and the batcher goes on", stream, error)
-    return TidegateError(f"on_batch of the batcher of {stream} raised {error!r}; the batch is in", stream=stream)
+    log.error("on_batch of the batcher of %s raised %r; the batch was pushed, and the batcher continues", stream, error)
+    return TidegateError(f"on_batch of the batcher of {stream} raised {error!r}; the batch was pushed", stream=stream)
 
 
 def _whole(stream: str, count: Any) -> int | None:
@@ -293,13 +292,13 @@ def _interval(relation: Relation, interval: Any, on: str | None) -> int | None:
     column = relation.column(on)
     if column.type.family not in ("timestamp", "date", "integer") or column.nullable:
         raise DeclarationError(
-            f"{what}: on names {on}, which is {column.type}{' and may be NULL' if column.nullable else ''}; a time is a "
+            f"{what}: on names {on}, which is {column.type}{' and may be NULL' if column.nullable else ''}; it must be a "
             f"TIMESTAMP, DATE or integer column declared NOT NULL"
         )
     timed = isinstance(interval, (str, dt.timedelta))
     if timed != (column.type.family != "integer") or not (timed or type(interval) is int):
         wanted = "a whole number in its unit" if column.type.family == "integer" else "'1s' or a timedelta"
-        raise DeclarationError(f"{what}: {on} is {column.type}, so interval is {wanted}, got {interval!r}")
+        raise DeclarationError(f"{what}: {on} is {column.type}, so interval must be {wanted}, got {interval!r}")
     length: int = microseconds(interval) if timed else interval
     if length < 1:
         raise DeclarationError(f"{what}: interval must be positive, got {interval!r}")

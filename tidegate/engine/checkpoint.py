@@ -1,8 +1,8 @@
 """The engine's own state, written in the same DuckDB transaction as the tables, and read back when it opens.
 
-Besides the tables that is: the sequence number, the batch-ids accepted on every border stream, window contents, aborts
-and dead letters, a fingerprint of what was emitted, and everything accepted but unfinished: executions that wait (for a
-person, a lock, a batch) with their inputs, and the old row versions that they may still read.
+It consists of the sequence number, the batch-ids accepted on every border stream, window contents, aborts and dead
+letters, a fingerprint of what was emitted, and everything accepted but unfinished: executions that wait (for a person,
+a lock, a batch) with their inputs, and the old row versions that they may still read.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def saved_state(engine: Engine, lsn: int) -> dict[str, Any]:
 
 
 def facts_in_memory(engine: Engine) -> dict[str, Any]:
-    """What a merge of an engine without a directory tells: nobody will ever restore from it."""
+    """What a merge records in an engine without a directory: nobody will ever restore from it."""
     return {"at": engine.clock.now().isoformat(), "sequence": engine.sequence}
 
 
@@ -189,9 +189,9 @@ def _restore_windows(engine: Engine, windows: list[Any]) -> None:
         spec = program.window_spec(name)
         if was != _told_window(spec):
             raise RecoveryRefused(
-                f"window {name} of procedure {procedure} was declared as ({was}) and holds rows, now it is "
-                f"({_told_window(spec)}); what it holds does not fit. Declare it as it was, or give the changed window another "
-                f"name, under which it begins empty"
+                f"window {name} of procedure {procedure} was declared as ({was}) and holds rows, but now it is declared as "
+                f"({_told_window(spec)}), which they do not fit. Declare it as it was, or give the changed window another "
+                f"name: it then begins empty"
             )
         program.window(name, from_json(key)).restore(base64.b64decode(saved))
 
@@ -209,15 +209,15 @@ def _restore_unfinished(engine: Engine, saved: Mapping[str, Any]) -> None:
     for e in saved["executions"]:
         if e["unit"] not in units or not set(e["inputs"]) <= set(engine.app.streams):
             raise TidegateError(
-                f"{engine.database.base.path}: {e['unit']} still waits with batch {e['batch_id']}, but the app has no such "
-                f"procedure or nested transaction on {', '.join(e['inputs'])} any more; declare it as it was, let it finish, "
-                f"then take it out"
+                f"{engine.database.base.path}: {e['unit']} still waits with batch {e['batch_id']}, but the app no longer has "
+                f"such a procedure or nested transaction on {', '.join(e['inputs'])}; declare it as it was, let it finish, "
+                f"then remove it"
             )
     for c in saved["calls"]:
         if c["procedure"] not in engine.graph.oltp:
             raise TidegateError(
-                f"{engine.database.base.path}: a call of {c['procedure']} still waits, but the app has no such procedure any "
-                f"more; declare it as it was, let it finish, then take it out"
+                f"{engine.database.base.path}: a call of {c['procedure']} still waits, but the app no longer has this "
+                f"procedure; declare it as it was, let it finish, then remove it"
             )
     with engine.lock:
         readmitted = []

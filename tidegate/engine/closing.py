@@ -1,11 +1,11 @@
-"""Closing an engine from anywhere: outside its work at once, inside it as soon as that is over.
+"""Closing an engine from anywhere: outside its work at once, inside it as soon as that work has ended.
 
-``close()`` waits for threads, and they may wait for what the thread that calls it holds. A procedure, a callback, a sink and a
-signal handler run in the middle of the engine's work, perhaps with its locks held. There ``close()`` returns at once, and a
-thread of its own closes the engine when that work is over. The interpreter waits for that thread before it ends, so that a signal
-handler may say ``engine.close(); sys.exit()``.
+``close()`` waits for threads, and these may wait for a lock that the calling thread holds. A procedure, a callback, a
+sink and a signal handler run in the middle of the engine's work, perhaps with its locks held. There ``close()`` returns
+at once, and a separate thread closes the engine when that work has ended. The interpreter waits for that thread before
+it exits, so a signal handler may run ``engine.close(); sys.exit()``.
 
-Whether it is called from inside is read off the stack: a closing engine has time for that, and no other call pays for it.
+The stack tells whether it is called from inside: a closing engine has time for that, and no other call pays for it.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tidegate")
 
-LOOK_S = 0.005  # how often it is looked whether the work is over
+LOOK_S = 0.005  # between two checks whether the work has ended
 
 
 def close_engine(engine: Engine) -> None:
     """Close it, or have it closed. One thread closes; others that call meanwhile return when it is closed.
 
-    Interrupted, it has let go of the files, or does so when called again.
+    If interrupted, it has released the files, or does so when called again.
     """
-    inside = _work_around(engine, sys._getframe(1).f_back)  # whoever has called Engine.close, if anybody
+    inside = _work_around(engine, sys._getframe(1).f_back)  # the caller of Engine.close, if any
     if inside is not None:
         _close_later(engine, inside)
         return
@@ -55,7 +55,7 @@ def _close_now(engine: Engine) -> None:
         engine.executor.ended.notify_all()  # pushes that wait for room
     for batcher in tuple(engine.batchers):
         if len(batcher):
-            log.warning("the engine closes while %s; close a batcher before its engine", batcher)
+            log.warning("closing the engine with unpushed rows in %s; close a batcher before its engine", batcher)
     try:
         engine.outbox.close()
         engine.executor.close()
@@ -69,7 +69,7 @@ def _close_now(engine: Engine) -> None:
 
 
 def abandon(engine: Engine) -> None:
-    """Let go of everything as a crash would: no merge, nothing finished."""
+    """Release everything as a crash would: no merge, nothing finished."""
     close_ingestions(engine)
     engine.closed = True
     engine.executor.close()
@@ -78,7 +78,7 @@ def abandon(engine: Engine) -> None:
 
 
 def let_go(engine: Engine) -> None:
-    """Close whatever is open, in the right order, whatever becomes of the one before; more than once does no harm."""
+    """Close everything that is open, in the right order, even if one of them fails; may be called more than once."""
     with ExitStack() as stack:
         stack.callback(engine.teller.close)
         stack.callback(engine.untune)
@@ -91,7 +91,7 @@ def let_go(engine: Engine) -> None:
 
 
 class Noticing:
-    """Around what may leave a step half done: whoever waits is told at once that the engine has stopped."""
+    """Around what may leave a step half done: tells waiters at once that the engine has stopped."""
 
     def __init__(self, halfway: Halfway, tell: Callable[[], None]) -> None:
         self._halfway = halfway
@@ -108,7 +108,9 @@ class Noticing:
 
 
 def _work_around(engine: Engine, frame: FrameType | None) -> FrameType | None:
-    """Where this thread has entered the engine's work, the first time, so that everything above it is inside; else None."""
+    """The outermost frame in which this thread entered the engine's work: every call from there on is inside; else
+    None.
+    """
     found = None
     if frame is not None and frame.f_code is type(engine).__exit__.__code__:
         frame = frame.f_back
@@ -132,9 +134,9 @@ def _is_part(engine: Engine, thing: Any) -> bool:
 
 
 def _close_later(engine: Engine, work: FrameType) -> None:
-    """Close it on a thread of its own when ``work`` of this thread has ended."""
+    """Close it on a separate thread when ``work`` of this thread has ended."""
     thread, name = threading.get_ident(), work.f_code.co_qualname
-    own = threading.current_thread().name.startswith("tidegate-")  # ours: closing waits for those by itself
+    own = threading.current_thread().name.startswith("tidegate-")  # one of ours: closing waits for those anyway
 
     def close() -> None:
         while not own and _at_work(thread, work):
@@ -142,16 +144,16 @@ def _close_later(engine: Engine, work: FrameType) -> None:
         try:
             engine.close()
         except Exception:
-            log.exception("the engine of %s did not close as it should", engine.app.name)
+            log.exception("closing the engine of %s failed", engine.app.name)
 
     try:
         threading.Thread(target=close, name="tidegate-close").start()
-    except RuntimeError as error:  # the interpreter ends
+    except RuntimeError as error:  # the interpreter is exiting
         raise TidegateError(
-            f"close() was called inside {name} while the interpreter ends, so it can't be put off until that is over ({error}); "
-            f"close the engine before, or leave it: what was acknowledged is recovered on opening"
+            f"close() was called inside {name} while the interpreter exits, so it can't be deferred until that ends ({error}); "
+            f"close the engine earlier, or leave it open: what was acknowledged is recovered on opening"
         ) from None
-    log.info("close() was called inside %s: the engine of %s closes as soon as that is over", name, engine.app.name)
+    log.info("close() was called inside %s: the engine of %s closes as soon as that ends", name, engine.app.name)
 
 
 def _at_work(thread: int, work: FrameType) -> bool:

@@ -1,4 +1,4 @@
-"""The engine: an app at work. Everything with an effect outside a transaction starts here."""
+"""The engine: a running app. Everything with an effect outside a transaction starts here."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def open(
 ) -> Engine:
     """Run ``app``: in memory, or durably in the directory ``path``. Settings are the fields of :class:`Config`.
 
-    A directory that was not closed cleanly is recovered first; ``engine.recovery`` says what that took, and
+    A directory that was not closed cleanly is recovered first; ``engine.recovery`` says what was done, and
     ``progress(done, total)`` is called meanwhile. ``accept_changed``: replay with procedures that have changed since.
 
     >>> app = App("hello")
@@ -86,7 +86,7 @@ def open(
     2
     """
     if config is not None and settings:
-        raise TidegateError(f"open() got both config= and {', '.join(settings)}; put them into the Config")
+        raise TidegateError(f"open() got both config= and {', '.join(settings)}; put all of them into the Config")
     for name in settings:
         if name not in Config.__dataclass_fields__:
             raise unknown("open", "setting", name, Config.__dataclass_fields__)
@@ -95,7 +95,7 @@ def open(
 
 
 class Engine:
-    """One app at work. Use :func:`tidegate.open`; close it, or use it in a ``with`` block."""
+    """A running app. Use :func:`tidegate.open`; close it, or use it in a ``with`` block."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class Engine:
         self.config = config
         self.clock = clock
         self.graph = app.graph()
-        self.offsets: dict[str, Any] = {}  # source -> the offset that went in with its last batch
+        self.offsets: dict[str, Any] = {}  # source -> the offset accepted with its last batch
         self.journal: Journal = Journal()
         self.borders = {s.name: Border(s.relation, s.key) for s in app.streams.values() if s.border}
         self.batchers: set[Batcher] = set()
@@ -119,7 +119,7 @@ class Engine:
         self.recovery = Report()
         self.durable: DurableLog | None = None
         self.lock = reentrant(Rank.ENGINE)
-        self.ending = threading.Lock()  # of whoever closes it
+        self.ending = threading.Lock()  # held while closing
         self.teller = Teller(self.wait)
         self.closed = False
         self.untune: Callable[[], None] = lambda: None
@@ -131,7 +131,7 @@ class Engine:
             raise
 
     def _open(self, accept_changed: bool, progress: Progress) -> None:
-        """Restore what is on disk, replay the log since, and begin to work."""
+        """Restore what is on disk, replay the log since, and start working."""
         meta: Mapping[str, Any] = {}
         notes: list[str] = []
         survey = None if self.directory is None else Survey(self.directory.files)
@@ -154,7 +154,7 @@ class Engine:
             self.journal,
             self.clock,
             self.lock,
-        )  # what every executor works with
+        )  # what every executor needs
         self.outbox = Outbox(self)
         self.acceptance = Acceptance(self)
         self.feeding = Feeding(self)
@@ -165,7 +165,7 @@ class Engine:
             self.durable = self.journal.log = begin_log(self, survey, max(survey.merges, int(meta.get("merge", 0))))
         self.database.concurrent = self.config.executor == "threads" or self.directory is not None
         self.executor: Executor = self._make_executor()
-        self.turn = self.executor.turn  # held by whoever brings in work, see Executor
+        self.turn = self.executor.turn  # held while work is brought in, see Executor
         self.merger: Merger = Merger(self)
         if self.config.tune_process:
             self.untune = tuning.tune()
@@ -196,28 +196,28 @@ class Engine:
     ) -> Ticket:
         """Push rows to a border stream as one atomic batch (one per key value on a keyed stream).
 
-        ``batch_id``: ids ascend per stream (per key); without one the engine numbers. Pushing the same id with the same
-        rows again changes nothing and says so (``ticket.duplicate``), and what became of it (``ticket.original``).
-        With the serial executor the work is done when push returns, unless it waits for something. With threads, push
-        waits up to ``timeout_s`` seconds for room in the queues (None: as long as it takes), then raises Overloaded.
-        With a directory the ticket is done when the batch is on disk too.
-        ``source`` and ``offset``: remembered with the batch, whole or not at all; see :meth:`position`. A push without rows
-        moves the source on, too. ``after``: where the source must stand before (None: nowhere yet). Where it stands at
-        ``offset`` already, the push is a repeat that changes nothing; anywhere else, it is refused: someone else feeds as
-        this source.
+        ``batch_id``: ids ascend per stream (per key); without one the engine assigns it. Pushing the same id with the
+        same rows again changes nothing; ``ticket.duplicate`` says so, and ``ticket.original`` what became of the first
+        push. With the serial executor the work is done when push returns, unless it waits for something. With threads,
+        push waits up to ``timeout_s`` seconds for room in the queues (None: as long as it takes), then raises
+        Overloaded. With a directory the ticket is done only once the batch is on disk.
+        ``source`` and ``offset``: stored atomically with the batch; see :meth:`position`. A push without rows advances
+        the source, too. ``after``: where the source must be before the push (None: it has no position yet). If it is
+        already at ``offset``, the push is a repeat that changes nothing; anywhere else, it is refused: someone else
+        feeds as this source.
         """
         return self.acceptance.push(stream, rows, batch_id, timeout_s, source, offset, after)
 
     def position(self, source: str) -> Any:
-        """The offset that was pushed last for ``source``; None when there is none. A source goes on from there."""
+        """The offset that was pushed last for ``source``; None when there is none. A source continues from there."""
         return self.offsets.get(source)
 
     def feed(self, stream: str, rows: Iterable[Any], *, size: int = 1, **place: Any) -> int:
         """Push many rows, ``size`` to a batch, without a ticket for each; returns the number of batches.
 
-        The fast way in: same checks, same order, same transactions as :meth:`push`. Keys that procedures declared in
-        ``prefetch`` are fetched for many batches at a time. A row that is refused raises after the rows before it are in;
-        the error's ``fed`` says how many those are. With a directory it returns when all of it is on disk.
+        The fast way in: same checks, same order, same transactions as :meth:`push`. Keys that procedures declare in
+        ``prefetch`` are fetched for many batches at a time. A row that is refused raises after the rows before it were
+        fed; the error's ``fed`` says how many. With a directory it returns when everything is on disk.
         ``source``, ``offset``, ``after``: as in :meth:`push`; all rows are then accepted, with the offset, or none.
         """
         check_place(**place)
@@ -235,12 +235,12 @@ class Engine:
         timeout_s: float | None = None,
         on_batch: Callable[[Ticket], None] | None = None,
     ) -> Batcher:
-        """Make atomic batches of single rows; use it in a ``with`` block, and ``add`` rows.
+        """Turn single rows into atomic batches; use it in a ``with`` block, and ``add`` rows.
 
-        A batch is pushed when it has ``count`` rows, when a row of a later ``interval`` of the time in column ``on`` comes, or
-        when its oldest row has waited for ``delay``, whichever is first. ``source``: each row is added with its offset, and
-        that of the last row goes in with the batch, see :meth:`position`. ``timeout_s``: as in :meth:`push`.
-        ``on_batch``: called with the ticket of every batch.
+        A batch is pushed when it has ``count`` rows, when a row of a later ``interval`` of the time in column ``on``
+        arrives, or when its oldest row has waited for ``delay``, whichever is first. ``source``: each row is added with
+        its offset, and that of the last row is stored with the batch, see :meth:`position`. ``timeout_s``: as in
+        :meth:`push`. ``on_batch``: called with the ticket of every batch.
         """
         self.check_open()
         batcher = Batcher(
@@ -251,7 +251,7 @@ class Engine:
         return batcher
 
     def ingest(self, stream: str, source: Source, name: str | None = None, **options: Any) -> Ingestion:
-        """Take the rows of a source into a border stream, each exactly once, across restarts of either side.
+        """Read the rows of a source into a border stream, each exactly once, across restarts of either side.
 
         ``options``: ``size``, ``limit`` and ``background`` of :func:`tidegate.outside.ingestion.ingest`, which has the details.
         """
@@ -260,8 +260,8 @@ class Engine:
     def punctuate(self, stream: str, at: Any, *, key: Any = None, source: Any = None, **values: Any) -> Ticket:
         """Say that no row earlier than ``at`` will follow on a border stream, so that windows up to there fire.
 
-        Pushes a row with nothing but the time and the ``punctuation`` column that the stream's windows name; ``values``: for
-        columns that can't be NULL. ``key``: on a keyed stream, for this key (default: every key so far). ``source``: where
+        Pushes a row with only the time and the ``punctuation`` column that the stream's windows name; ``values``: for
+        columns that can't be NULL. ``key``: on a keyed stream, for this key (default: every key so far). ``source``: if
         windows follow the slowest source, for this one (default: every source so far).
         """
         with self.turn:
@@ -288,11 +288,11 @@ class Engine:
                 self.executor.wait(ticket, timeout_s)
 
     def check_open(self) -> None:
-        """Raise when the engine is closed, or when a procedure tries to use it behind its transaction's back."""
+        """Raise when the engine is closed, or when a procedure tries to use it instead of its transaction."""
         if self.closed:
-            raise EngineClosed("the engine is closed; open the app again to go on")
+            raise EngineClosed("the engine is closed; to continue, open the app again")
         if self.halfway.through is not None and (self.durable is None or self.durable.writer.failed is None):
-            with self.lock:  # or another thread is at it, for a moment
+            with self.lock:  # another thread may be in the middle of a step
                 self.halfway.check()
         inside = self.runtime.running.get(threading.get_ident()) if self.runtime.running else None
         if inside is not None:
@@ -323,7 +323,7 @@ class Engine:
     def tick(self) -> None:
         """Push the default for every awaited batch whose deadline has passed, and what has waited long enough in a batcher.
 
-        Work and waiting threads do it by themselves.
+        New work and waiting threads do this automatically.
         """
         with self.noticing, self.turn:
             self.check_open()
@@ -332,7 +332,7 @@ class Engine:
             batcher.tick()
 
     def resume(self, dataflow: str | None = None) -> None:
-        """Let a halted dataflow (or all) go on, starting with the batch it stopped in front of."""
+        """Continue a halted dataflow (or all), starting with the batch it stopped in front of."""
         with self.noticing, self.turn, self.lock:
             self.check_open()
             self.halfway.check_entry()
@@ -345,10 +345,10 @@ class Engine:
             self.executor.wake()
 
     def _stop_if_torn(self) -> None:
-        with self.turn, self.lock:  # or another thread is at it
+        with self.turn, self.lock:  # another thread may be in the middle of a step
             self.executor.stop_if_torn()
 
-    # ---- looking
+    # ---- reading
 
     @property
     def sequence(self) -> int:
@@ -361,7 +361,7 @@ class Engine:
         return self.queries.run(sql, named or parameters)
 
     def plan(self, window: str) -> Plan:
-        """How a window that computes something, written ``"procedure.window"``, is evaluated: see ``plan(…).explain()``."""
+        """How a window with ``compute=``, given as ``"procedure.window"``, is evaluated: see ``plan(…).explain()``."""
         self.check_open()
         plans = {f"{p.name}.{name}": plan for p in self.runtime.programs.values() for name, plan in p.plans.items()}
         if window not in plans:
@@ -383,9 +383,9 @@ class Engine:
         return subscription
 
     def subscribe_durably(self, stream: str, name: str, *, snapshot: bool = True) -> DurableSubscription:
-        """Follow the batches of a stream under a name: what was not acknowledged is there again after a restart. A new
-        name gets what is caused by work that is accepted from now on.
-        ``snapshot``: that of a changelog begins with the rows that its table holds.
+        """Follow the batches of a stream under a name: after a restart, those not acknowledged come again. A new name
+        gets what is caused by work that is accepted from now on.
+        ``snapshot``: the subscription of a changelog begins with the rows that its table holds.
         """
         self.check_open()
         self.check_emitted(stream)
@@ -400,7 +400,7 @@ class Engine:
         return start_delivery(self, stream, sink, name, **options)
 
     def check_emitted(self, stream: str) -> None:
-        """Raise when there is no stream of this name that a procedure emits to: only those can be followed."""
+        """Raise unless a procedure emits to this stream: only such streams can be followed."""
         if stream not in self.app.streams or self.app.streams[stream].border:
             emitted = [s.name for s in self.app.streams.values() if not s.border]
             raise unknown("subscribe", "interior stream", stream, emitted)
@@ -408,33 +408,35 @@ class Engine:
     # ---- merging and closing
 
     def checkpoint(self, *, generation: bool = False) -> None:
-        """Fold everything committed into the base now; ``generation``: and keep a copy of the base as it then is."""
+        """Merge everything committed into the base now; ``generation``: also keep a copy of the merged base."""
         self.check_open()
         if self.durable is not None and self.durable.writer.failed is not None:
-            self.durable.writer.check()  # raises: what stopped the log is the reason to give
+            self.durable.writer.check()  # raises the error that stopped the log
         self.merger.merge(generation)
 
     def backup(self, target: str | Path) -> None:
-        """Copy this engine's directory to ``target`` while work goes on; the copy can be opened, and verifies."""
+        """Copy this engine's directory to ``target`` while work continues; the copy can be opened, and verifies."""
         self.check_open()
         backup_engine(self, Path(target))
 
     @property
     def merges(self) -> list[Merge]:
-        """The merges of this opening, the newest 10,000."""
+        """The newest 10,000 merges since the engine was opened."""
         return list(self.merger.done)
 
     def close(self) -> None:
-        """Finish what is running, merge, and let go of the files. What waits (for a person) waits again after reopening.
+        """Finish what is running, merge, and release the files. What waits (for a person) waits again after reopening.
 
-        In the middle of the engine's work (a procedure, a callback, a sink, a signal handler that interrupts it) it returns at
-        once, and the engine closes when that is over. Elsewhere it returns when the engine is closed. An engine that has stopped,
-        or is interrupted here, lets go of its files all the same; the error says so.
+        In the middle of the engine's work (a procedure, a callback, a sink, a signal handler that interrupts it) it
+        returns at once, and the engine closes when that work has ended. Elsewhere it returns when the engine is closed.
+        An engine that has stopped, or is interrupted here, still releases its files; the error says so.
         """
         closing.close_engine(self)
 
     def abandon(self) -> None:
-        """Let go of everything as a crash would: no merge, nothing finished. What was acknowledged is recovered on opening."""
+        """Release everything as a crash would: no merge, nothing finished. What was acknowledged is recovered on
+        opening.
+        """
         closing.abandon(self)
 
     def __enter__(self) -> Engine:
@@ -448,7 +450,7 @@ class Engine:
         except (EngineClosed, LogFailed) as stopped:
             if error is None:
                 raise
-            log.error("%s", stopped)  # not instead of what has led to it
+            log.error("%s", stopped)  # logged, so that it does not replace the original error
 
     def __repr__(self) -> str:
         return f"<Engine {self.app.name} {'closed' if self.closed else 'open'} at sequence {self.sequence}>"

@@ -1,7 +1,7 @@
 """Feeding: many rows, a chunk at a time.
 
-Where windows are evaluated ahead of their batches, the chunk after the one that runs has been read and announced before, so
-that whoever evaluates them has work while the transactions of a chunk end and the next one is read::
+Where windows are evaluated ahead of their batches, the chunk after the running one has already been read and announced,
+so that the backend has work while the transactions of a chunk end and the next one is read::
 
     read and checked   A  B     C       D
     transactions             A       B       C       D
@@ -30,7 +30,7 @@ LOOK_AHEAD = 100_000  # rows in a chunk at most, where windows are evaluated ahe
 
 
 class Feeding:
-    """The bulk way in. ``feed`` takes the turn for each chunk."""
+    """Bulk input. ``feed`` takes the turn for each chunk."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -55,7 +55,7 @@ class Feeding:
             )
         if isinstance(rows, (str, Mapping)) or not isinstance(rows, Iterable):
             raise DataError(
-                f"feed({stream!r}, rows) takes rows to iterate over, got {type(rows).__name__}", relation=stream
+                f"feed({stream!r}, rows) takes an iterable of rows, got {type(rows).__name__}", relation=stream
             )
         if source is not None:
             with engine.noticing:
@@ -82,7 +82,7 @@ class Feeding:
         after: Any,
         timeout_s: float | None,
     ) -> int:
-        """Rows of a source: all of them and its offset are one record in the log, so that no crash can part them."""
+        """Rows of a source: all of them and its offset are one record in the log, so a crash can't separate them."""
         engine, acceptance = self._engine, self._engine.acceptance
         self.prefetch(border.name, rows)
         parts = [p for i in range(0, len(rows), size) for p in border.split(rows[i : i + size]).items()]
@@ -116,13 +116,13 @@ class Feeding:
         return len(parts)
 
     def prefetch(self, stream: str, rows: Iterable[Any]) -> None:
-        """Bring the rows that these rows of a border stream name into memory, one query per table."""
+        """Load the table rows that these rows of a border stream name into memory, with one query per table."""
         for table, place in self._named.get(stream, ()):
             self._engine.database.prefetch(table, {row[place] for row in rows})
 
 
 def _prefetch_plan(app: App) -> dict[str, list[tuple[str, int]]]:
-    """For each border stream: the tables whose rows its batches name, and the column that does."""
+    """For each border stream: the tables whose rows its batches name, and the column that names them."""
     plan: dict[str, list[tuple[str, int]]] = {}
     for procedure in app.procedures.values():
         for table, column in procedure.prefetch.items():
@@ -135,7 +135,7 @@ def _prefetch_plan(app: App) -> dict[str, list[tuple[str, int]]]:
 
 @dataclass(eq=False, slots=True)
 class Chunk:
-    """Checked rows, and as batches. ``refused``: why the row after them is no good."""
+    """Checked rows, also split into batches. ``refused``: why the row after them was refused."""
 
     rows: tuple[Any, ...]
     parts: list[tuple[Any, tuple[Any, ...]]]
@@ -143,9 +143,10 @@ class Chunk:
 
 
 class Chunks:
-    """The chunks of one feed, to be run one after the other.
+    """The chunks of one feed, to be run one after another.
 
-    The chunk after the next is read only if the source has been fast enough so far: nothing waits for a slow one.
+    The chunk after the next is read only if the source was fast enough for the last one: nothing waits for a slow
+    source.
     """
 
     def __init__(self, engine: Engine, border: Border, rows: Iterable[Any], size: int) -> None:
@@ -153,7 +154,7 @@ class Chunks:
         self._border = border
         self._left = iter(rows)
         self._size = size
-        self._prompt = True  # did the last chunk come as fast as results may take?
+        self._prompt = True  # did the last chunk arrive within the time that results may take?
 
     def __iter__(self) -> Iterator[Chunk]:
         ahead = self._engine.runtime.ahead
@@ -174,7 +175,7 @@ class Chunks:
                     return
                 yield waiting.pop(0)
         finally:
-            for chunk in waiting:  # something was raised before their turn
+            for chunk in waiting:  # an exception came before their turn
                 ahead.withdraw(stream, chunk.parts)
 
     def _next(self) -> Chunk | None:
@@ -190,7 +191,7 @@ class Chunks:
         return Chunk(rows, self._border.split_into(rows, self._size), refused)
 
     def _read(self) -> list[Any]:
-        """The next rows. Where windows are evaluated ahead of their batches more of them, if they come soon enough."""
+        """The next rows. If windows are evaluated ahead of their batches, more of them, if they arrive soon enough."""
         size, left = self._size, self._left
         chunk = list(islice(left, max(FEED_AHEAD // size, 1) * size))
         ahead = self._engine.runtime.ahead

@@ -1,4 +1,4 @@
-"""When and how committed changes are folded into the base: merge = checkpoint = version garbage collection."""
+"""When and how committed changes are merged into the base: merge = checkpoint = version garbage collection."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tidegate")
 
-LOOK_EVERY = 250  # batches between two looks at how much is unmerged
-KEPT = 10_000  # merges remembered for people
+LOOK_EVERY = 250  # batches between two checks of how much is unmerged
+KEPT = 10_000  # merges kept for people to see
 FIRST_RETRY_S, LAST_RETRY_S = 0.25, 30.0  # waits after a failure: twice as long each time
-FULL_RETRY_S = 1.0  # at most, while new work is refused for want of room
+FULL_RETRY_S = 1.0  # at most, while new work is refused (disk full, base damaged)
 BEHIND = 10  # times ``merge_rows`` that may be unmerged while merges fail
 
 
@@ -32,11 +32,11 @@ class Merger:
     """Merges when enough has changed or enough time has passed.
 
     In memory with the serial executor it merges inline. An engine with threads or a directory, or with a query replica,
-    merges on a thread of its own, so that executions go on while DuckDB writes.
+    merges on a separate thread, so that executions continue while DuckDB writes.
 
-    A merge that fails is tried again, for as long as the engine is open: what it would have merged is in the log and in memory.
-    New work is refused meanwhile only where it can't be kept: without room on the disk, without a base, or with too much that
-    is not merged.
+    A merge that fails is tried again, for as long as the engine is open: what it would have merged is in the log and in
+    memory. Meanwhile new work is refused only if it can't be kept: the disk is full, the base is damaged, or too much
+    is unmerged.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -47,14 +47,14 @@ class Merger:
         self._closing = False
         self._ending = threading.Event()
         self.failed: Exception | None = None  # why the last merge in the background did not succeed
-        self.tries = 0  # that failed, one after the other
+        self.tries = 0  # failures in a row
         self.failing_since: dt.datetime | None = None
-        self.last_failure: tuple[dt.datetime, str] | None = None  # also when merges have succeeded since
+        self.last_failure: tuple[dt.datetime, str] | None = None  # even if merges have succeeded since
         self._thread: threading.Thread | None = None
         self._every_s = engine.config.merge_every_s
         self._merged_at = engine.clock.monotonic()
         self.done: deque[Merge] = deque(maxlen=KEPT)
-        self.count = self.rows = 0  # of all merges of this opening, also those no longer kept
+        self.count = self.rows = 0  # of all merges since opening, including those no longer kept
         self.seconds = 0.0
         self._set_aside = dict(engine.database.base.aside.rows)
         self._pages = LargePages(engine.database) if engine.config.tune_process else None
@@ -62,9 +62,9 @@ class Merger:
             self._start()
 
     def in_background(self, every_s: float | None = None) -> None:
-        """From now on merge on a thread of its own, and at least every ``every_s`` seconds when something has changed.
+        """From now on merge on a separate thread, and at least every ``every_s`` seconds when something has changed.
 
-        For whoever shows merged state to others, and must not show it much too late. None: as often as configured.
+        For readers of merged state that must not lag far behind. None: as often as configured.
         """
         configured = self._engine.config.merge_every_s
         with self._engine.lock:
@@ -73,7 +73,7 @@ class Merger:
             if self._thread is None:
                 self._start()
             else:
-                self._wanted.set()  # it sleeps for the period of before still
+                self._wanted.set()  # it is still sleeping for the old period
 
     def merge_if_older(self, than_s: float) -> None:
         """Merge now if something has changed and the last merge is older than this."""
@@ -85,7 +85,7 @@ class Merger:
         self._thread.start()
 
     def look(self) -> None:
-        """Merge (or have it merged) if that is due. Called often: costs a subtraction."""
+        """Merge (or have it merged) if a merge is due. Called often: costs a subtraction."""
         engine = self._engine
         if engine.sequence - self._looked_at < LOOK_EVERY:
             return
@@ -104,13 +104,13 @@ class Merger:
         if failed is not None and (unmerged := self._engine.database.unmerged) > BEHIND * config.merge_rows:
             raise Overloaded(
                 f"{unmerged} changed rows wait for a merge into the base, more than {BEHIND} times "
-                f"merge_rows={config.merge_rows}: merges fail since {self.failing_since} ({text_of(failed)}). They are tried "
-                f"again by themselves; see to the cause, then push again",
+                f"merge_rows={config.merge_rows}: merges have failed since {self.failing_since} ({text_of(failed)}). They are "
+                f"retried automatically; fix the cause, then push again",
                 capacity=BEHIND * config.merge_rows,
             ) from failed
 
     def merge(self, generation: bool = False) -> None:
-        """Fold everything committed into the base now; with a directory that is a checkpoint of the log."""
+        """Merge everything committed into the base now; with a directory that is a checkpoint of the log."""
         engine = self._engine
         durable = engine.durable
         with self._one_at_a_time:
@@ -150,10 +150,10 @@ class Merger:
     def _loop(self) -> None:
         while not self._closing:
             if isinstance(self.failed, LogFailed):
-                return  # the engine takes nothing more
+                return  # the engine accepts nothing more
             if self.failed is not None:
                 self._ending.wait(self._pause_s())
-                if not self._closing and self.failed is not None:  # somebody may have merged by hand
+                if not self._closing and self.failed is not None:  # a manual merge may have succeeded
                     self._try()
                 continue
             asked = self._wanted.wait(self._every_s)
@@ -164,7 +164,7 @@ class Merger:
                 self._try()
 
     def _try(self) -> None:
-        """Merge; what goes wrong is remembered and told, and tried again later."""
+        """Merge; a failure is noted and logged, and the merge is tried again later."""
         try:
             if isinstance(self.failed, BaseDamaged):
                 with self._one_at_a_time:
@@ -180,14 +180,14 @@ class Merger:
         self.last_failure = (now, text_of(error))
         self.failed = error
         log.warning(
-            "a merge failed (%s since %s) and is tried again in %.1f s: %s",
+            "a merge failed (%s since %s); trying again in %.1f s: %s",
             *(self.tries, self.failing_since, self._pause_s(), text_of(error)),
             exc_info=error if self.tries == 1 and not isinstance(error, LogError) else None,
         )
 
     def _succeeded(self) -> None:
         if self.failed is not None:
-            log.warning("merges succeed again, after %s that failed since %s", self.tries, self.failing_since)
+            log.warning("merges succeed again, after %s failures since %s", self.tries, self.failing_since)
         self.failed, self.failing_since, self.tries = None, None, 0
 
     def _pause_s(self) -> float:
@@ -195,12 +195,12 @@ class Merger:
         return float(min(FIRST_RETRY_S * 2 ** min(self.tries - 1, 20), longest))
 
     def _tell_of_set_aside(self) -> None:
-        """Once for every row that is new among those which DuckDB does not take."""
+        """Log every row that is new among those which DuckDB rejects, once."""
         now = dict(self._engine.database.base.aside.rows)
         for place, entry in now.items():
             if self._set_aside.get(place) != entry:
                 log.warning(
-                    "DuckDB does not take %s. The row is kept in memory and beside the tables, queries of the replica do not see "
+                    "DuckDB rejects %s. The row is kept in memory and next to the tables, queries of the replica do not see "
                     "it, and every merge tries it again; change or delete it in a procedure, and please report it",
                     entry,
                 )
@@ -210,7 +210,7 @@ class Merger:
         self._set_aside = now
 
     def facts(self) -> dict[str, Any]:
-        """How merging goes, for people and for monitoring."""
+        """The state of merging, for people and for monitoring."""
         engine = self._engine
         at, text = self.last_failure or (None, None)
         return {

@@ -35,7 +35,7 @@ Progress = Callable[[int, int], None]  # bytes of the log replayed, bytes in all
 def recover(
     engine: Engine, survey: Survey, meta: Mapping[str, Any], notes: list[str], accept_changed: bool, progress: Progress
 ) -> Report:
-    """Replay the log from the LSN of the base, of which ``meta`` tells, to its end."""
+    """Replay the log from the LSN of the base, which is described by ``meta``, to its end."""
     assert engine.directory is not None
     start = int(meta.get("lsn", 0))
     began = engine.clock.monotonic()
@@ -68,10 +68,10 @@ def recover(
 
 
 class Replay:
-    """The log, accepted again: the same entries, under the same numbers and times, on the same way as when they first came.
+    """The log, accepted again: the same entries, with the same numbers and times, on the same path as the first time.
 
-    That is why doing it twice is safe: starting from the same base and the same LSN it ends in the same state, and nothing
-    it does is visible outside before it is done.
+    So replaying twice is safe: starting from the same base and the same LSN it ends in the same state, and nothing it
+    does is visible outside before it is done.
     """
 
     def __init__(
@@ -133,15 +133,15 @@ class Replay:
         work = self._acceptance.enter(entry, record.sequence, from_us(record.time_us), together)
         if isinstance(record, Pushed) and work.batches[0].id != record.batch_id:
             raise CorruptionError(
-                f"replay numbers a batch of {record.stream} {work.batches[0].id}, the log says {record.batch_id}; the base does "
-                f"not belong to this log"
+                f"the replay gives a batch of {record.stream} the id {work.batches[0].id}, but the log says {record.batch_id}; "
+                f"the base does not belong to this log"
             )
         return work
 
     def _read_ahead(self, records: Iterable[Any_]) -> Iterator[Any_]:
         """The records, read so far ahead that windows can be evaluated for the batches of many of them at once.
 
-        Batches are accepted as they are read: the order on each stream is that of the log all the same.
+        Batches are accepted as they are read: the order on each stream is still that of the log.
         """
         ahead = self._executor.runtime.ahead
         assert ahead is not None
@@ -160,9 +160,9 @@ class Replay:
 
 @contextmanager
 def _few_collections() -> Iterator[None]:
-    """Nearly all that a replay makes stays: to look through it for garbage as often as usual is a tenth of its time.
+    """Nearly everything a replay creates stays alive: collecting as often as usual would take a tenth of its time.
 
-    Rarely, but not never: what procedures leave behind in cycles is found.
+    Collections are rare, but not off: the cycles that procedures leave behind are found.
     """
     before = gc.get_threshold()
     gc.set_threshold(100 * before[0], *before[1:])
@@ -198,8 +198,8 @@ def begin_log(engine: Engine, survey: Survey, merges: int) -> DurableLog:
 
 
 def keep_a_generation(engine: Engine, survey: Survey) -> None:
-    """The mode has changed since the log was written: keep a copy of the base now, so that a damaged one can be rebuilt from
-    it. The log before it can't be replayed together with what comes.
+    """If the mode has changed since the log was written, keep a copy of the base now, so that a damaged base can be
+    rebuilt from it. The log before it can't be replayed together with the log after it.
     """
     assert engine.directory is not None
     newest = max((generation.lsn for generation in engine.directory.generations()), default=0)

@@ -1,7 +1,7 @@
-"""What became of a batch that is pushed again: as far as the scheduler and the journal know it now.
+"""What became of a batch that is pushed again, as far as the scheduler and the journal know now.
 
-Nothing is kept for this but what is there anyway: unfinished executions, the newest aborts, all dead letters. Where they do
-not tell, the answer says so.
+Nothing is kept just for this: the answer comes from unfinished executions, the newest aborts and all dead letters. If
+they do not tell, the answer says so.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from tidegate.engine.engine import Engine
 
 RECOGNISED_BY_OFFSET = Original(
-    None, None, "unknown", "it was recognised by the offset of its source; which batches it became is not kept"
+    None, None, "unknown", "it was recognised by the offset of its source; the batches it became are not recorded"
 )
 
 
 def originals(engine: Engine, stream: str, keys: Iterable[Any], batch_id: int) -> list[Original]:
-    """What became of the batches of a border stream that these keys have under ``batch_id``."""
+    """What became of the batches that these keys of a border stream have under ``batch_id``."""
     with engine.lock:
         return [Original(batch_id, key, *_became(engine, stream, key, batch_id)) for key in keys]
 
 
 def _became(engine: Engine, stream: str, key: Any, batch_id: int) -> tuple[str, str | None]:
-    """The state, and why it is that. What is not final goes before what is."""
+    """The state and the reason for it. States that are not final take precedence."""
     graph = engine.graph
     units = [*graph.caused_by.get(stream, ()), *(u for u in graph.consumers.get(stream, ()) if stream in u.awaited)]
     unfinished = [e for e in engine.scheduler.waiting() if e.unit in units and _stands_for(e, stream, key, batch_id)]
@@ -68,7 +68,7 @@ def _why_halted(engine: Engine, execution: Execution) -> str:
 
 
 def _incomplete(engine: Engine, units: list[Unit], stream: str, key: Any, batch_id: int) -> list[str]:
-    """Nothing runs for it yet: another stream's batch, or its question, has to come first."""
+    """Nothing runs for it yet: another stream's batch, or its question, has to arrive first."""
     scheduler = engine.scheduler
     found = []
     for unit in units:
@@ -77,7 +77,7 @@ def _incomplete(engine: Engine, units: list[Unit], stream: str, key: Any, batch_
             lacking = ", ".join(sorted(unit.ancestors - partial.arrived))
             found.append(f"{unit.name} waits for batch {batch_id} on {lacking}")
     if batch_id in scheduler.early.get((stream, key), ()):
-        found.append("it waits for its question, which was not asked yet")
+        found.append("it waits for its question, which has not been asked yet")
     return found
 
 
@@ -99,7 +99,7 @@ def _ended(engine: Engine, units: list[Unit], key: Any, batch_id: int) -> tuple[
     if by_sequence:
         return (
             "unknown",
-            f"it has finished; {', '.join(by_sequence)} numbers its batches anew, so no outcome is kept by id",
+            f"it has finished; {', '.join(by_sequence)} renumbers its batches, so no outcome is kept by id",
         )
     if len(journal.aborts) >= KEPT_ABORTS:
         return (

@@ -1,11 +1,12 @@
 """Large tables in large pages.
 
-A row that is read anywhere in a large table lies on a page of memory that was not in use a moment ago. To find out where a page
-is takes the processor longer than to read it, most of all in a virtual machine, and there are half a dozen of them to a row. In
-pages of 2 MB instead of 4 KB there are few enough to remember. Linux makes such pages of memory that asks for it (``madvise``),
-unless ``/sys/kernel/mm/transparent_hugepage/enabled`` says ``never``; other systems are left alone.
+A row read at random from a large table is on memory pages that were not used recently. Looking up the address of a page
+takes the processor longer than reading it, above all in a virtual machine, and a row touches half a dozen pages. With
+pages of 2 MB instead of 4 KB there are few enough for their addresses to stay cached. Linux uses such pages for memory
+that asks for it (``madvise``), unless ``/sys/kernel/mm/transparent_hugepage/enabled`` says ``never``; other systems are
+left alone.
 
-What it is worth: ``bench growth``, "rows of state, anywhere".
+For the gain see ``bench growth``, "rows of state, anywhere".
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ import numpy as np
 
 from tidegate.storage.database import Database
 
-MANY = 100_000  # rows; fewer are in reach of the processor anyway
-GROWN = 1.5  # so many times as many as when it was last asked for
+MANY = 100_000  # rows; with fewer the processor's caches are enough
+GROWN = 1.5  # ask again when there are this many times as many rows as last time
 
-_HUGEPAGE, _COLLAPSE = 14, 25  # of madvise: you may at any time; do so now (Linux 6.1)
+_HUGEPAGE, _COLLAPSE = 14, 25  # advice for madvise: at any time; now (Linux 6.1)
 _SETTINGS = Path("/sys/kernel/mm/transparent_hugepage")
 _PROCESS = Path("/proc/self")
 
@@ -43,9 +44,9 @@ class LargePages:
 
 
 def ask() -> int:
-    """Have the memory of this process that is in use put into large pages; returns how many bytes that is.
+    """Ask the system to put the memory that this process uses into large pages; returns how many bytes that is.
 
-    Whether it is done is up to the system: large pages are a matter of speed alone.
+    Whether it does is up to the system: large pages only affect speed.
     """
     try:
         if "[never]" in (_SETTINGS / "enabled").read_text():
@@ -61,13 +62,13 @@ def ask() -> int:
                     madvise(first, last - first, _HUGEPAGE)
                     madvise(first, last - first, _COLLAPSE)
                     asked += last - first
-    except (OSError, AttributeError, ValueError):  # not Linux, or one that tells of itself in other words
+    except (OSError, AttributeError, ValueError):  # not Linux, or one with other formats in /sys and /proc
         return 0
     return asked
 
 
 def _regions(maps: str, large: int) -> Iterator[tuple[int, int]]:
-    """Memory of the process's own, as far as it consists of whole large pages: where it begins and ends."""
+    """Begin and end of the process's private memory regions, rounded inwards to whole large pages."""
     for line in maps.splitlines():
         addresses, access, _, _, inode, *named = line.split(maxsplit=5)
         if access == "rw-p" and inode == "0" and (not named or named[0].startswith(("[heap]", "[anon"))):
@@ -78,11 +79,11 @@ def _regions(maps: str, large: int) -> Iterator[tuple[int, int]]:
 
 
 def _in_use(pagemap: BinaryIO, start: int, end: int, large: int) -> Iterator[tuple[int, int]]:
-    """The parts of a region whose large pages would be in use for half or more: most of what is reserved never is."""
+    """The parts of a region whose large pages would be at least half in use: most reserved memory is never used."""
     small = large // mmap.PAGESIZE
     pagemap.seek(start // mmap.PAGESIZE * 8)
     entries = np.frombuffer(pagemap.read((end - start) // mmap.PAGESIZE * 8), "<u8")
-    present = entries[: len(entries) // small * small] >> np.uint64(63)  # the highest bit says so
+    present = entries[: len(entries) // small * small] >> np.uint64(63)  # the highest bit: the page is in memory
     dense = present.reshape(-1, small).sum(axis=1) >= small / 2
     edges = np.flatnonzero(np.diff(np.concatenate(([False], dense, [False])).astype(np.int8)))
     for first, last in edges.reshape(-1, 2).tolist():

@@ -1,4 +1,4 @@
-"""Punctuations: rows that are no data but say how far a stream's event time has come."""
+"""Punctuations: rows that carry no data but say how far a stream's event time has advanced."""
 
 from __future__ import annotations
 
@@ -37,8 +37,7 @@ def punctuation_rows(
         if missing:
             raise DataError(
                 f"punctuate({stream!r}): {', '.join(missing)} of {stream} can't be NULL, and a punctuation has no data. Give "
-                f"any value, it is not looked at: punctuate({stream!r}, at, {missing[0]}=…), or declare the column without "
-                f"NOT NULL",
+                f"any value, it is ignored: punctuate({stream!r}, at, {missing[0]}=…), or declare the column without NOT NULL",
                 relation=stream,
                 column=missing[0],
             )
@@ -46,7 +45,7 @@ def punctuation_rows(
 
 
 def _windows(engine: Engine, stream: str) -> dict[tuple[str, str], WindowSpec]:
-    """The windows over a stream, by procedure and name: all of them must know a punctuation when they see one."""
+    """The windows over a stream, by procedure and name; raises unless all of them recognise punctuations."""
     found: dict[tuple[str, str], WindowSpec] = {}
     deaf = []
     for procedure in engine.app.procedures.values():
@@ -56,7 +55,7 @@ def _windows(engine: Engine, stream: str) -> dict[tuple[str, str], WindowSpec]:
             elif stream in spec.streams:
                 deaf.append(f"{procedure.name}.{name}")
     if not found or deaf:
-        told = f"the windows {', '.join(deaf)} would take it for data" if deaf else f"there is no window over {stream}"
+        told = f"the windows {', '.join(deaf)} would treat it as data" if deaf else f"there is no window over {stream}"
         raise TidegateError(
             f"punctuate({stream!r}): {told}. Give the stream a BOOLEAN column and name it in its windows: "
             f"window({stream!r}, …, on=…, punctuation=…)",
@@ -68,7 +67,7 @@ def _windows(engine: Engine, stream: str) -> dict[tuple[str, str], WindowSpec]:
 def _sources(
     engine: Engine, windows: Mapping[tuple[str, str], WindowSpec], key: Any, source: Any
 ) -> list[dict[str, Any]]:
-    """The source columns of one row each: of the source given, or of all that windows have heard of."""
+    """The source columns of one row each: for the given source, or for every source that the windows have seen."""
     columns = sorted({spec.source for spec in windows.values() if spec.source is not None})
     if not columns:
         if source is not None:

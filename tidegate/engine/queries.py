@@ -23,8 +23,8 @@ from tidegate.storage.view import View
 if TYPE_CHECKING:
     from tidegate.engine.engine import Engine
 
-REMEMBERED = 256  # statements; parsing and binding one costs about ten times what running it does
-LONGEST = 20_000  # characters of a statement that is worth remembering
+REMEMBERED = 256  # statements; parsing and binding one takes about ten times as long as running it
+LONGEST = 20_000  # characters of a statement that is worth caching
 
 
 class QueryView(View):
@@ -43,7 +43,7 @@ class QueryView(View):
 
 
 class Queries:
-    """The query path of one engine. It remembers the statements used last: an engine's schemas never change."""
+    """The query path of one engine. It caches the last statements used: an engine's schemas never change."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -89,7 +89,7 @@ class Queries:
             statement = prepare(sql, app.tables, {name: v.relation for name, v in VIEWS.items()}, _scratch(app.scratch))
         if statement.kind != "select":
             raise StatementError(
-                f"query() only reads, this is {statement.kind.upper()}; change tables in a procedure: engine.call(…)",
+                f"query() only reads, but this is {statement.kind.upper()}; change tables in a procedure: engine.call(…)",
                 sql=statement.sql,
             )
         return statement

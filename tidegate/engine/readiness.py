@@ -1,4 +1,4 @@
-"""Does an engine take work? Not what it believes, but what it can do: a real write, and its lock within a bound."""
+"""Does an engine accept work? Tests what it can actually do: a real write, and its lock within a time limit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOCK_S = 2.0  # nothing holds the engine's lock that long
 
 
 def reasons_not_to(engine: Engine) -> list[str]:
-    """Why it can't take work now; empty when it can. Takes seconds where something is stuck."""
+    """Why it can't accept work now; empty when it can. Takes seconds if something is stuck."""
     why = []
     try:
         engine.merger.check()
@@ -30,14 +30,14 @@ def reasons_not_to(engine: Engine) -> list[str]:
     if engine.lock.acquire(timeout=LOCK_S):
         engine.lock.release()
     else:
-        why.append(f"the engine is busy or stuck: its lock was not to be had for {LOCK_S:g} seconds")
+        why.append(f"the engine is busy or stuck: its lock could not be acquired for {LOCK_S:g} seconds")
     return why
 
 
 def _write(files: Files) -> None:
     """Create, write, sync and remove a small file where the log is."""
     with suppress(FileNotFoundError, KeyError):
-        files.remove(PROBE)  # of a process that was killed just then
+        files.remove(PROBE)  # left by a process that was killed
     file = files.create(PROBE)
     try:
         file.write(b"tidegate", 0)

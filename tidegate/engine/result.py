@@ -1,4 +1,4 @@
-"""The result of a query, in whatever form the caller likes."""
+"""The result of a query, in the form the caller prefers."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Merge:
-    """One fold of committed changes into the base."""
+    """One merge of committed changes into the base."""
 
     number: int
     rows: int
@@ -38,8 +38,8 @@ class Merge:
 class Question:
     """An open nested transaction that waits for a batch: push it to ``stream`` with this ``batch_id`` (and key).
 
-    ``batches``: what its members have emitted so far, by stream: what there is to decide on. ``id``: a name of the question,
-    the same after a restart; an answer that carries it can't go to another.
+    ``batches``: what its members have emitted so far, by stream, as the basis for the answer. ``id``: identifies the
+    question, also after a restart; an answer that carries it can't go to another question.
     """
 
     stream: str
@@ -54,7 +54,7 @@ class Question:
 
 
 def question_id(stream: str, key: Any, batch_id: int) -> str:
-    """The name of a question: text, so that nobody on its way rounds it."""
+    """The id of a question: text, so that no client rounds it."""
     told = json.dumps([stream, to_json(key), batch_id])
     return hashlib.blake2b(told.encode(), digest_size=8).hexdigest()
 
@@ -93,7 +93,7 @@ def _questions(engine: Engine) -> Iterable[tuple[Any, ...]]:
 
 
 class SystemView:
-    """A relation computed from an engine when it is asked for."""
+    """A relation computed from an engine on demand."""
 
     def __init__(self, name: str, columns: str, rows: Callable[[Engine], Iterable[tuple[Any, ...]]]) -> None:
         parsed = (column.split() for column in columns.split(","))
@@ -208,7 +208,7 @@ def _merge_state(engine: Engine) -> Iterable[tuple[Any, ...]]:
 
 
 def _set_aside(engine: Engine) -> Iterable[tuple[Any, ...]]:
-    """Rows that DuckDB does not take."""
+    """Rows that DuckDB rejects."""
     for entry in list(engine.database.base.aside.rows.values()):
         since = None if entry.since is None else dt.datetime.fromisoformat(entry.since)
         told = json.dumps(to_json(entry.row))
@@ -216,7 +216,7 @@ def _set_aside(engine: Engine) -> Iterable[tuple[Any, ...]]:
 
 
 def _evaluations(engine: Engine) -> Iterable[tuple[Any, ...]]:
-    """One row for each window that computes something by a plan."""
+    """One row for each window that is computed by a plan."""
     for program in engine.runtime.programs.values():
         for name, plan in program.plans.items():
             backend, ahead = plan.backend, program.ahead.get(name)
@@ -228,7 +228,7 @@ def _evaluations(engine: Engine) -> Iterable[tuple[Any, ...]]:
 
 
 def _sources(engine: Engine) -> Iterable[tuple[Any, ...]]:
-    """Every source that ever brought rows, and what is known of those at work now."""
+    """Every source that ever brought rows, and the state of those that run now."""
     for name in {**engine.offsets, **engine.ingestions}:
         position = json.dumps(to_json(engine.offsets.get(name)))
         at_work = engine.ingestions.get(name)

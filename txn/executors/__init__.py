@@ -1,1 +1,1 @@
-"""Executors: who runs what the scheduler says may run."""
+"""Executors: they run what the scheduler says may run."""

@@ -1,4 +1,4 @@
-"""The executor that runs executions when told to; what all executors have in common."""
+"""The executor that runs executions when told to; the base of all others."""
 
 from __future__ import annotations
 
@@ -37,10 +37,11 @@ log = logging.getLogger("tidegate")
 class Executor:
     """Runs executions when told to: one per :meth:`step`. The other executors decide when to step.
 
-    ``lock`` guards the scheduler and commits; user code runs outside it. ``turn`` is held by whoever brings in work, and taken
-    for the moment at which a merge begins. Where executions are run later, by others, it is the lock itself; an executor that
-    runs them at once keeps it until they have ended, because the scheduler does not know of them.
-    ``together``: the batches of an entry are all admitted before any of them runs. ``watched``: procedures have deadlines.
+    ``lock`` guards the scheduler and commits; user code runs outside it. ``turn`` is held while work is brought in, and
+    taken briefly when a merge begins. If executions run later, on other threads, it is the lock itself; an executor
+    that runs them at once holds it until they have ended, because the scheduler does not know about them.
+    ``together``: the batches of an entry are all admitted before any of them runs. ``watched``: deadlines of procedures
+    are enforced.
     """
 
     together = True
@@ -56,13 +57,13 @@ class Executor:
         self.clock = clock
         self.lock = lock
         self.turn: threading.RLock = lock
-        self.snapshots: dict[int, int] = {}  # commit numbers that committed-state readers hold on to -> how many
+        self.snapshots: dict[int, int] = {}  # commit number -> how many committed-state readers hold it
         self.ended = threading.Condition(self.lock)  # notified when executions finish
 
     # ---- work in
 
     def place(self, work: Work, ticket: Ticket | None) -> None:
-        """What was accepted takes its place in the order. No ticket: nobody waits for it."""
+        """Give accepted work its place in the order. No ticket: nobody waits for it."""
         with self.lock:
             if work.call is not None:
                 self.admit_call(work, ticket)
@@ -75,7 +76,7 @@ class Executor:
         return Ticket(Teller(self.wait))
 
     def admit(self, sequence: int, batch: Batch, time: dt.datetime, ticket: Ticket | None) -> None:
-        """Have the scheduler place what a border batch causes; windows may be evaluated before it is their turn."""
+        """Have the scheduler place what a border batch causes; its windows may be evaluated ahead of time."""
         if self.runtime.ahead is not None:
             self.runtime.ahead.coming(batch.relation.name, batch.key, batch.rows, to_us(time))
         self.schedule(sequence, batch, time, ticket)
@@ -128,7 +129,7 @@ class Executor:
         return True
 
     def _end_chosen(self, error: BaseException) -> None:
-        """An interrupt came after an execution was chosen and before it ran: stop in front of it."""
+        """An interrupt came between choosing an execution and running it: stop in front of it."""
         with self.lock:
             if self.halfway.through is None:
                 for execution in [e for e in self.scheduler.live.values() if e.state is State.RUNNING]:
@@ -142,13 +143,13 @@ class Executor:
         return count
 
     def run(self, execution: Execution) -> None:
-        """Run a RUNNING execution to its end, or to where it waits."""
+        """Run a RUNNING execution until it ends or waits."""
         txn = self.start(execution)
         deadline_s = execution.context.program.deadline_s if self.watched else None
         try:
             outcome = self.runtime.attempt(txn) if deadline_s is None else self._attempt_watched(txn, deadline_s)
             self.settle(execution, outcome)
-        except BaseException as error:  # Ctrl-C and the like: undo, stop in front of the batch, let it through
+        except BaseException as error:  # Ctrl-C and the like: undo, stop in front of the batch, re-raise
             self.runtime.running.pop(threading.get_ident(), None)
             with self.lock:
                 if execution.state is State.RUNNING and self.halfway.through is None:
@@ -194,7 +195,7 @@ class Executor:
         return txn.expired_error(deadline_s) if watch.expired else outcome
 
     def settle(self, execution: Execution, outcome: Outcome) -> None:
-        """Commit, undo, suspend or halt, as the outcome says; then let the scheduler go on from there."""
+        """Commit, undo, suspend or halt, as the outcome says; then let the scheduler continue from there."""
         with self.lock:
             self.halfway.check_entry()
             self.halfway.through = ENDING
@@ -203,7 +204,7 @@ class Executor:
             self.ended.notify_all()
 
     def end(self, execution: Execution, outcome: Outcome) -> None:
-        """The one ending of executions that the scheduler knows, as a step of the caller's."""
+        """End an execution that the scheduler knows about, inside a step of the caller."""
         context: Context = execution.context
         txn = context.txn
         assert txn is not None
@@ -225,7 +226,7 @@ class Executor:
         self._after_scheduling()
 
     def undo(self, txn: Transaction, outcome: Outcome) -> bool:
-        """Record that it did not happen; False when its dataflow has to halt in front of it instead."""
+        """Record that it was undone; False if its dataflow has to halt in front of it instead."""
         if isinstance(outcome, Aborted):
             self.journal.aborted(txn, outcome)
             return True
@@ -284,21 +285,21 @@ class Executor:
     # ---- waiting
 
     def wait(self, ticket: Ticket, timeout_s: float | None) -> None:
-        """Make a ticket done, or say what it waits for."""
+        """Run until the ticket is done, or raise StillWaiting with what it waits for."""
         self.run_until_idle()
         with self.lock:
             if not (ticket.done or ticket.stopped):
                 raise still_waiting(self.scheduler.waiting(), ticket)
 
     def stop_waiting(self, why: Callable[[Execution], TidegateError]) -> None:
-        """Tell whoever waits for an unfinished execution that it will not end for now."""
+        """Tell everyone who waits for an unfinished execution that it will not end for now."""
         for execution in self.scheduler.waiting():
             if execution.context is not None:  # else its admission was interrupted
                 for ticket in execution.context.tickets:
                     ticket.stop(why(execution))
 
     def stop_if_torn(self) -> None:
-        """Where a step was left half done, nothing ends any more: whoever waits is told. The caller holds turn and lock."""
+        """After a step that was left half done nothing ends any more: tell all waiters. The caller holds turn and lock."""
         if self.halfway.through is not None or self.halfway.entering is not None:
             error = self.halfway.stopped()
             log.error("%s", error)

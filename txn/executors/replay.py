@@ -4,11 +4,11 @@
 * **strong**: executions are run again in the order in which they committed; nothing runs that is not in the log.
 * **effects**: executions are not run; their logged write sets and emitted batches are put in place.
 
-What can't be expected to happen again in the same way (a procedure that raised, a deadline that passed) is in the log in
-every mode, and its outcome is repeated instead of its run.
+What might not happen again in the same way (a procedure that raised, a deadline that passed) is in the log in every
+mode; it is not run again, its outcome is repeated.
 
-While nothing else is unfinished a batch needs no scheduler, here as in the serial executor: its units end one after
-another. As soon as the log says otherwise (a halt, other work in between), what is left goes to the scheduler.
+While nothing else is unfinished a batch needs no scheduler, as in the serial executor: its units end one after another.
+As soon as the log says otherwise (a halt, other work in between), what is left goes to the scheduler.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from tidegate.txn.scheduler import Scheduler
 from tidegate.txn.ticket import Ticket
 from tidegate.txn.transaction import Transaction
 
-SCHEDULED = ("halted", "failed")  # outcomes that only the scheduler's path deals with
+SCHEDULED = ("halted", "failed")  # outcomes that need the scheduler
 REPEATED = ("committed", "aborted")  # outcomes of running a procedure again, in mode strong
 
 
 class Tape:
-    """The records of a log, one after the other. ``next`` is the one that comes, None at the end."""
+    """The records of a log, one after another. ``next`` is the upcoming one, None at the end."""
 
     def __init__(self) -> None:
         self._records: Iterator[Any_] = iter(())
@@ -54,7 +54,7 @@ class Tape:
         self.take()
 
     def take(self) -> Any:
-        """The next record, which is then behind us."""
+        """Return the next record and move past it."""
         taken = self.next
         self.next = self._peeked.popleft() if self._peeked else next(self._records, None)
         return taken
@@ -70,10 +70,10 @@ class Tape:
 class ReplayExecutor(SerialExecutor):
     """Runs what it must, and repeats the outcomes in the log. ``mode`` is the mode that the log was written in.
 
-    ``outcomes``: where outcomes go meanwhile. ``placed``: the last sequence number that has its place.
+    ``outcomes``: where outcomes go during the replay. ``placed``: the last sequence number that was placed.
     """
 
-    watched = False  # a deadline that passed is in the log; no other one did
+    watched = False  # deadlines that passed are in the log; no others did
 
     def __init__(
         self,
@@ -96,11 +96,11 @@ class ReplayExecutor(SerialExecutor):
             self.outcomes = Repeats() if mode == "strong" else self.unlogged
         self._as_logged = mode in ("strong", "effects")
         self._codecs = codecs
-        self._held: set[int] = set()  # weak mode: must not run before the record that says how they ended
-        self._chunks: deque[Iterator[tuple[int, Batch, dt.datetime]]] = deque()  # accepted, not all of it admitted yet
+        self._held: set[int] = set()  # weak mode: positions that must not run before the record of how they ended
+        self._chunks: deque[Iterator[tuple[int, Batch, dt.datetime]]] = deque()  # accepted, but not fully admitted yet
 
     def look_ahead(self, record: Any) -> None:
-        """Weak mode: outcomes are shown once before the replay begins. What failed must not be run before its time."""
+        """Weak mode: gets every outcome once before the replay begins. What failed must not run before its record."""
         if isinstance(record, Executed) and not self._as_logged:
             self._held |= {record.position, *(record.parked or ())}
 
@@ -152,10 +152,10 @@ class ReplayExecutor(SerialExecutor):
     # ---- chunks
 
     def _runs_at_one_go(self, work: Work) -> bool:
-        """May a chunk run as it did when it was fed, one batch after the other?
+        """May a chunk run as it did when it was fed, one batch after another?
 
-        Mode weak: unless some outcome is to be repeated instead. Mode strong: if the log goes on with what became of all
-        of it, and then with other work; an engine that writes chunks ends one before it takes the next.
+        Mode weak: unless some outcome is to be repeated instead. Mode strong: if the log continues with the outcomes of
+        the whole chunk, and then with other work; an engine that writes chunks finishes one before it takes the next.
         """
         alone = self.scheduler.idle and not self._chunks
         if not alone or self.outcomes is None or self.inline_plan(work.batches[0].stream) is None:
@@ -174,7 +174,7 @@ class ReplayExecutor(SerialExecutor):
         return False
 
     def _check_repeated(self) -> None:
-        """Mode strong: executions that did not come about this time are for :meth:`ended` to complain about."""
+        """Mode strong: executions that did not happen this time are left to :meth:`ended_as`, which reports them."""
         if isinstance(self.outcomes, Repeats):
             self.outcomes.running = False
             self.executions -= len(self.outcomes.expected)
@@ -182,10 +182,10 @@ class ReplayExecutor(SerialExecutor):
             self.outcomes.expected.clear()
 
     def admit_due(self) -> None:
-        """Admit of a chunk what was admitted when the next record was written.
+        """Admit the part of a chunk that was admitted when the next record was written.
 
-        A chunk is one record, but its batches went in one after another, each run before the next: where one of them
-        halted its dataflow, those behind it found it halted.
+        A chunk is one record, but its batches entered one after another, each run before the next: if one of them
+        halted its dataflow, those after it found it halted.
         """
         while self._chunks:
             following = self.tape.next
@@ -200,7 +200,7 @@ class ReplayExecutor(SerialExecutor):
     # ---- modes strong and effects, while nothing else is unfinished
 
     def _repeat_inline(self, units: list[UnitProgram], sequence: int, batch: Batch, time: dt.datetime) -> None:
-        """Every unit the batch caused, one after another, as the log says; the scheduler gets what it does not say."""
+        """End every unit the batch caused, one after another, as the log says; the scheduler gets the rest."""
         streams = {batch.relation.name: batch}
         for place, unit in enumerate(units):
             txn = inline_transaction(self.runtime, unit, sequence, batch, streams, time)
@@ -211,7 +211,7 @@ class ReplayExecutor(SerialExecutor):
                 streams.update(self._end_as_logged(txn))
 
     def _ends_inline(self, at: Position) -> bool:
-        """Does the next record say how the execution at ``at`` ended, and is that not up to the scheduler?"""
+        """Does the next record say how the execution at ``at`` ended, with an outcome that needs no scheduler?"""
         record = self.tape.next
         return isinstance(record, Executed) and record.position == at and record.outcome not in SCHEDULED
 
@@ -227,7 +227,7 @@ class ReplayExecutor(SerialExecutor):
     # ---- executions in the scheduler
 
     def run_ready(self) -> None:
-        """Weak mode: run what may run, except what has a record to come."""
+        """Weak mode: run what may run, except what has a record still to come."""
         while not self._as_logged:
             ready = [e for e in self.scheduler.ready() if e.position not in self._held]
             if not ready:
@@ -235,16 +235,16 @@ class ReplayExecutor(SerialExecutor):
             self.run(self.scheduler.take(ready[0]))
 
     def ended_as(self, record: Executed) -> None:
-        """The log says how an execution ended: so it does."""
+        """End an execution as the log says it ended."""
         self._held -= {record.position, *(record.parked or ())}
         execution = self.scheduler.live.get(record.position)
         if execution is None or execution.state is not State.READY:
             failures = "; ".join(failure.reason for failure in self.unlogged.records)
             raise CorruptionError(
                 f"the log says that position {describe(record.position)} ended ({record.outcome}), but "
-                f"{'it is not known' if execution is None else f'{execution} {execution.reason}'}. Likely cause: procedures "
-                f"that do not do the same thing twice ({failures or 'none failed'}); see to what they depend on, and "
-                f"open again"
+                f"{'nothing is there' if execution is None else f'{execution} {execution.reason}'}. Likely cause: procedures "
+                f"that are not deterministic (failures in this replay: {failures or 'none'}); check what they depend on, "
+                f"then open again"
             )
         self.executions += 1
         txn = self.start(self.scheduler.take(execution))
@@ -254,7 +254,7 @@ class ReplayExecutor(SerialExecutor):
         self.run_ready()
 
     def _repeat(self, txn: Transaction, record: Executed) -> Outcome:
-        """The outcome in the log; the transaction is run when that is what the log says."""
+        """The outcome in the log; a commit or abort without logged effects is run again."""
         if record.writes is None and record.outcome in REPEATED:
             return self._run_again(txn, record)
         if record.outcome == "committed":
@@ -271,7 +271,7 @@ class ReplayExecutor(SerialExecutor):
         return ProcedureFailed(record.reason, attempts=0, on_failure=policy, parked=record.parked, **facts)
 
     def _run_again(self, txn: Transaction, record: Executed) -> Outcome:
-        """Strong mode: the procedure runs again, and must end as it did."""
+        """Strong mode: the procedure runs again, and must end as it did the first time."""
         outcome = self.runtime.attempt(txn)
         if outcome is COMMITTED if record.outcome == "committed" else isinstance(outcome, Aborted):
             return outcome

@@ -1,4 +1,4 @@
-"""The serial executor: everything in position order, as part of what brings it in. The reference for the others."""
+"""The serial executor: runs everything in position order, in the call that brings it in. The reference for the others."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class SerialExecutor(Executor):
             return super().step()
 
     def place(self, work: Work, ticket: Ticket | None) -> None:
-        """Each batch is run before the next takes its place. All of them do, whatever becomes of one."""
+        """Run each batch before the next is placed. All of them are placed, whatever becomes of one."""
         if work.call is not None:
             self.place_call(work, ticket)
             return
@@ -80,7 +80,7 @@ class SerialExecutor(Executor):
                     self._run_admitted()
                     alone = self.scheduler.idle
         except BaseException:
-            if self.halfway.entering is None:  # its own batch has its place; those behind it are in the log, too
+            if self.halfway.entering is None:  # its own batch has its place; those after it are in the log, too
                 self.halfway.entering = ACCEPTING
                 with self.lock:
                     for sequence, batch in left:
@@ -89,7 +89,7 @@ class SerialExecutor(Executor):
             raise
 
     def _run_admitted(self) -> None:
-        """What was admitted has entered: from here on its executions are steps of their own."""
+        """What was admitted has entered: from here on its executions are separate steps."""
         entering, self.halfway.entering = self.halfway.entering, None
         self.run_until_idle()
         self.halfway.entering = entering
@@ -122,7 +122,7 @@ class SerialExecutor(Executor):
     def run_inline(
         self, units: list[UnitProgram], sequence: int, batch: Batch, time: dt.datetime, ticket: Ticket | None
     ) -> bool:
-        """Every unit the batch causes, one after another; returns whether still nothing else is unfinished."""
+        """Run every unit the batch causes, one after another; returns whether nothing is left unfinished."""
         runtime, streams = self.runtime, {batch.relation.name: batch}
         for place, unit in enumerate(units):
             txn = inline_transaction(runtime, unit, sequence, batch, streams, time)
@@ -144,7 +144,7 @@ class SerialExecutor(Executor):
         return True
 
     def commit_inline(self, txn: Transaction) -> dict[str, Batch]:
-        """``commit`` of what the scheduler need not know of; only queries may read what it replaces."""
+        """``commit`` for what the scheduler need not know about; only queries may read what it replaces."""
         halfway = self.halfway
         with self.lock:
             halfway.through = ENDING
@@ -159,7 +159,7 @@ class SerialExecutor(Executor):
         return outputs
 
     def abort_inline(self, txn: Transaction, outcome: Aborted, ticket: Ticket | None) -> None:
-        """Nor need it know of what undid itself: whatever depends on that finds no batch."""
+        """An abort that the scheduler need not know about: what depends on it finds no batch."""
         with self.lock:
             self.halfway.through = ENDING
             self.undo(txn, outcome)
@@ -168,16 +168,17 @@ class SerialExecutor(Executor):
             self.halfway.through = None
 
     def end_inline(self, txn: Transaction, outcome: Outcome, admit: Callable[[], None]) -> None:
-        """Any other ending, and what is left of its batch."""
+        """Any other ending; then run what is left of its batch."""
         entering = self.halfway.entering
         self.hand_over(txn, outcome, admit)
         self.run_until_idle()
         self.halfway.entering = entering
 
     def hand_over(self, txn: Transaction, outcome: Outcome, admit: Callable[[], None]) -> None:
-        """Bring the scheduler to where it would be had it been asked from the start, and end the execution there.
+        """Bring the scheduler to the state it would have if it had been used from the start, and end the execution
+        there.
 
-        From then on its batch has entered: what follows are steps of their own.
+        From then on its batch has entered: what follows are separate steps.
         """
         halfway = self.halfway
         with self.lock:
@@ -208,7 +209,7 @@ class SerialExecutor(Executor):
         time: dt.datetime,
         ticket: Ticket | None,
     ) -> Callable[[], None]:
-        """How a border batch is admitted whose first units, ``done``, have ended already and left the batches ``streams``."""
+        """How to admit a border batch whose first units, ``done``, have already ended and left the batches ``streams``."""
 
         def admit() -> None:
             self.schedule(sequence, batch, time, ticket)
@@ -234,7 +235,7 @@ def call_transaction(runtime: Runtime, work: Work) -> Transaction:
 def inline_transaction(
     runtime: Runtime, unit: UnitProgram, sequence: int, batch: Batch, streams: Mapping[str, Batch], time: dt.datetime
 ) -> Transaction | None:
-    """The transaction of a unit on what there is on its inputs; None when it does not start, because a batch has no rows."""
+    """The transaction of a unit on the batches of its inputs; None when it does not start, because a batch has no rows."""
     only = unit.only_input
     if only is None:
         inputs = {name: streams[name] for name in unit.inputs if name in streams}

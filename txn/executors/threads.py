@@ -21,7 +21,7 @@ log = logging.getLogger("tidegate")
 
 
 class ThreadExecutor(Executor):
-    """Runs executions on worker threads: worth it where procedures spend their time in DuckDB, numpy, I/O or people."""
+    """Runs executions on worker threads: worth it if procedures spend their time in DuckDB, numpy or I/O, or on people."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class ThreadExecutor(Executor):
             try:
                 self.run(execution)
             except BaseException as error:
-                log.exception("%s was stopped; this worker goes on", execution)
+                log.exception("%s was stopped; this worker continues", execution)
                 self._give_up(execution, error)
             with self.lock:
                 self._running -= 1
@@ -69,7 +69,7 @@ class ThreadExecutor(Executor):
                 self.ended.notify_all()
 
     def _give_up(self, execution: Execution, error: BaseException) -> None:
-        """What it did could not be recorded, so it never ends: whoever waits for it is told instead of waiting for ever."""
+        """Its outcome could not be recorded, so it never ends: tell its waiters, who would wait forever."""
         with self.lock:
             for ticket in execution.context.tickets:
                 if not (ticket.done or ticket.stopped):
@@ -109,6 +109,6 @@ class ThreadExecutor(Executor):
 
 def _unrecorded(execution: Execution, error: BaseException) -> CorruptionError:
     return CorruptionError(
-        f"{execution} ran, but how it ended could not be recorded: {type(error).__name__}: {text_of(error)}. This is a fault in "
-        f"tidegate, please report it with this text; open the app again to go on"
+        f"{execution} ran, but its outcome could not be recorded: {type(error).__name__}: {text_of(error)}. This is a bug in "
+        f"tidegate: please report it with this text. To continue, open the app again"
     )

@@ -1,4 +1,4 @@
-"""The few file operations the log needs, behind one seam, so that tests can lose power at any of them."""
+"""The few file operations the log needs, behind one interface, so that tests can simulate power loss at any of them."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from typing import Protocol
 
 DSYNC: int | None = getattr(os, "RWF_DSYNC", None)
 NOT_KNOWN = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}
-REPEATED = 4096  # bytes that are written once more rather than synced on their own
-NOTHING = (1 << 62, b"")  # is not synced: it would be behind every end
+REPEATED = 4096  # unsynced bytes up to which they are written again rather than synced separately
+NOTHING = (1 << 62, b"")  # no unsynced bytes: the offset is beyond every end
 
 
 class AppendFile(Protocol):
-    """A file that grows at its end. Its writer says where that is, so that a write whose end nobody saw (an error, an
-    interrupt) can be made again: the same bytes, in the same place.
+    """A file that grows at its end. Its writer says where that is, so that a write with an unknown outcome (an error,
+    an interrupt) can be repeated: the same bytes, in the same place.
     """
 
     def write(self, data: bytes | memoryview, at: int) -> int:
-        """Put some of ``data`` at offset ``at``; returns how many bytes. Raises OSError (disk full)."""
+        """Write some of ``data`` at offset ``at``; returns how many bytes. Raises OSError (disk full)."""
         ...
 
     def write_synced(self, data: bytes | memoryview, at: int) -> int:
-        """As ``write``, but returns when that, and everything before it, is on disk."""
+        """Like ``write``, but returns when that, and everything before it, is on disk."""
         ...
 
     def sync(self) -> None:
-        """Returns when everything written is on disk. An error means that nobody knows what is."""
+        """Returns when everything written is on disk. After an error it is unknown what is."""
         ...
 
     def check_place(self) -> None:
-        """Raise SegmentGone when what is written here could not be found again."""
+        """Raise SegmentGone if what is written here could not be found again."""
         ...
 
     def close(self) -> None:
-        """Let go of it; more than once does no harm."""
+        """Close it; may be called more than once."""
         ...
 
 
@@ -95,23 +95,24 @@ class OsFiles:
 
 
 class SegmentGone(OSError):
-    """The file that is written to is not the one at its path any more: somebody removed, moved or replaced the directory."""
+    """The open file is no longer the one at its path: the directory was removed, moved or replaced."""
 
 
 class _OsFile:
-    """Writes and syncs with one call where the system can: between two, a thread would wait for the interpreter once more.
+    """Writes and syncs with one call if the system can: between two, a thread would wait for the interpreter once more.
 
-    Such a call syncs just what it writes, so it writes again what is not synced yet: a few bytes, or everything is synced.
+    Such a call syncs only what it writes, so it also rewrites what is not synced yet, if that is a few bytes; otherwise
+    the whole file is synced.
 
-    An open file can be written to when nobody will ever find it again. So after every write, before anybody is told that it is
-    on disk, the file at the path must still be this one (2 µs, beside a sync).
+    An open file can still be written to after it was removed from its path. So after every write, before it is
+    acknowledged, the file at the path must still be this one (2 µs, on top of a sync).
     """
 
     def __init__(self, handle: int, path: Path) -> None:
         self._handle = handle
         self._path = str(path)
         self._identity = _identity(self._path)
-        self._unsynced: tuple[int, bytes | None] = NOTHING  # since an offset; None: too much to write again
+        self._unsynced: tuple[int, bytes | None] = NOTHING  # the bytes since an offset; None: too many to write again
         self._at_once = DSYNC is not None
 
     def write(self, data: bytes | memoryview, at: int) -> int:
@@ -144,7 +145,7 @@ class _OsFile:
         return count
 
     def _before(self, at: int) -> tuple[int, bytes | None]:
-        """What is not synced of the file up to ``at``, and where that begins."""
+        """Where the unsynced part of the file before ``at`` begins, and its bytes."""
         since, unsynced = self._unsynced
         if since > at:
             return at, b""
@@ -161,7 +162,7 @@ class _OsFile:
         except (FileNotFoundError, NotADirectoryError):
             found = None
         if found != self._identity:
-            told = "is not there any more" if found is None else "is another file now"
+            told = "no longer exists" if found is None else "is a different file now"
             raise SegmentGone(errno.ENOENT, f"{self._path} {told}")
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
-"""Reading the log back: every record in order, torn tails cut, damage named.
+"""Reading the log back: every record in order, torn tails cut, damage reported.
 
-A frame that does not check is either the torn end of what was being written when the machine stopped, which nobody was
-told about, or damage to something acknowledged. A mark behind it that claims more to be on disk tells the two apart.
-Only the last segment can be torn; every other one ends where the next says that it ends, with the chain that it says.
+An invalid frame is either the torn end of what was being written when the machine stopped, which was never
+acknowledged, or damage to something acknowledged. A later mark that claims more to be on disk tells the two apart. Only
+the last segment can be torn; every other one ends where the next one says, with the chain the next one says.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from tidegate.txn.log.record import (
 
 UNAPPLIED = frozenset({Segment, Mark, Checkpoint})  # they say something about the log, not about the engine
 CHECKPOINTS: frozenset[type[Record]] = frozenset({Checkpoint})
-BEFORE_A_REPLAY = {"weak": CHECKPOINTS | {Executed}}  # what must be known, by mode; else checkpoints alone
-OLDER = "open it with the release that wrote it and take the rows over, or begin with a new directory"
+BEFORE_A_REPLAY = {"weak": CHECKPOINTS | {Executed}}  # what must be known, by mode; otherwise only checkpoints
+OLDER = "open it with the release that wrote it and copy the rows over, or start with a new directory"
 TOLD_EVERY = 1 << 18  # bytes
 MARK = body_of(Mark(0))[:2]  # how the body of every mark begins
-MARK_BYTES = len(body_of(Mark(2**63, 2**32 - 1)))  # of the longest
+MARK_BYTES = len(body_of(Mark(2**63, 2**32 - 1)))  # of the longest mark
 
 
 class Entry(NamedTuple):
-    """A record: the LSN of its frame, the LSN after it, and its kind. It is decoded when someone asks for it."""
+    """A record: the LSN of its frame, the LSN after it, and its kind. It is decoded on access."""
 
     lsn: int
     end: int
@@ -64,12 +64,12 @@ class Cut(NamedTuple):
 
 
 class LogReader:
-    """The log of one directory, from ``start`` (an LSN) to its end. ``end``, ``chain`` (the crc32 of the last frame before it)
-    and ``cut`` are known when it is read.
+    """The log of one directory, from ``start`` (an LSN) to its end. ``end``, ``chain`` (the crc32 of the last frame
+    before it) and ``cut`` are known once it has been read.
 
     ``segment``: the header of the segment that the last entry came from. ``applied``: the headers of segments with records
     that a replay applies, each with the LSN of the last of them.
-    ``survey``: check everything, but give only what must be known before a replay.
+    ``survey``: check everything, but yield only what must be known before a replay.
     """
 
     def __init__(self, files: Files, start: int = 0, survey: bool = False) -> None:
@@ -88,10 +88,10 @@ class LogReader:
             yield from self._entries(name, begin, last)
 
     def records(self, chain: int, reached: Callable[[int], None] = lambda lsn: None) -> Iterator[Any_]:
-        """The records alone, of a log that was gone through before and has no torn tail any more. The short way for a replay.
+        """Only the records, of a log that was read before and has no torn tail any more. The fast path for a replay.
 
-        ``chain``: the crc32 of the frame before ``start``, as known to whoever stands there: a log with another one is refused.
-        Rows of chunks are left as bytes. ``reached(lsn)`` is called now and then.
+        ``chain``: the expected crc32 of the frame before ``start``; a log with a different one is refused. Rows of
+        chunks are left as bytes. ``reached(lsn)`` is called from time to time.
         """
         header, length, crc32 = HEADER.unpack_from, HEADER.size, zlib.crc32
         for name, begin, _ in self._segments():
@@ -118,7 +118,7 @@ class LogReader:
             self.end = begin + offset
 
     def _place(self, name: str, begin: int, data: bytes, chain: int) -> tuple[int, int]:
-        """Where in a segment a replay begins to read, and the crc32 that its first frame goes on from."""
+        """Where in a segment a replay begins to read, and the crc32 that its first frame continues."""
         if begin > self._start:
             return 0, 0
         offset = before = found = 0
@@ -135,9 +135,9 @@ class LogReader:
             offset += HEADER.size + size
         if begin + offset != self._start or found != chain:
             raise RecoveryRefused(
-                f"base.duckdb stands for the log up to LSN {self._start} and for what came before it, but log segment {name} "
-                f"has something else there: they come from copies of one directory that went on separately. Put back the "
-                f"files of one copy; if this is the right log, move base.duckdb away: it is rebuilt from the rest",
+                f"base.duckdb holds the log up to LSN {self._start}, but log segment {name} has different records there: they "
+                f"come from copies of one directory that were used separately. Put back the files of one copy; if this is "
+                f"the right log, move base.duckdb away: it is rebuilt from the rest",
                 file=name,
             )
         return offset, before
@@ -154,7 +154,7 @@ class LogReader:
             whole = begin <= self._start or self._start == 0 if unread else begin == self.end
             if not whole:
                 raise LogDamaged(
-                    f"the log has a gap: {name} begins at {begin}, but what is before it"
+                    f"the log has a gap: {name} begins at {begin}, but the log before it"
                     f"{f' ({self._before})' if self._before else ''} ends at {self.end}; a segment is "
                     f"missing or cut short. Restore it from a backup",
                     file=name,
@@ -201,19 +201,19 @@ class LogReader:
             self.applied.append((self.segment, applied))
 
     def _follow(self, name: str, begin: int, body: bytes) -> Segment:
-        """A segment begins: is it the one that comes here, and of the same directory?"""
+        """A segment begins: check that it is the next one, and of the same directory."""
         segment, before = _header(name, begin, body), self.segment
         if before is not None and segment.directory != before.directory:
             raise RecoveryRefused(
-                f"log segment {name} belongs to directory {segment.directory}, but {self._before}, in front of it, to "
+                f"log segment {name} belongs to directory {segment.directory}, but {self._before} before it belongs to "
                 f"{before.directory}: a file of another directory was copied in. Put back the right one",
                 file=name,
             )
         if before is not None and (segment.number, segment.previous) != (before.number + 1, self.chain):
             raise LogDamaged(
-                f"log segment {name} does not go on where {self._before} ends: it is segment {segment.number} and follows "
-                f"checksum {segment.previous:08x}, in front of it is segment {before.number} with {self.chain:08x}. One of "
-                f"them was taken from another copy of the directory, or records at its end are gone. Restore both from one "
+                f"log segment {name} does not continue where {self._before} ends: it is segment {segment.number} and follows "
+                f"checksum {segment.previous:08x}, but before it is segment {before.number} with {self.chain:08x}. One of them "
+                f"was taken from another copy of the directory, or records at the end are missing. Restore both from one "
                 f"backup, then open again",
                 file=name,
                 offset=0,
@@ -223,9 +223,10 @@ class LogReader:
         return segment
 
     def _bad(self, name: str, data: bytes, offset: int, begin: int, last: bool) -> None:
-        """A frame does not check: cut a torn tail, refuse damage.
+        """A frame is invalid: cut a torn tail, refuse damage.
 
-        A header is on disk before anything is written behind it. So behind a bad one any mark tells of damage, whoever made it.
+        A header is on disk before anything is written after it. So after an invalid header any mark means damage,
+        whichever directory it is of.
         """
         lsn = begin + offset
         directory = None if offset == 0 or self.segment is None else self.segment.directory
@@ -236,7 +237,7 @@ class LogReader:
     def _damaged(self, name: str, offset: int, lsn: int) -> LogDamaged:
         return LogDamaged(
             f"log segment {name} is damaged at byte {offset} (LSN {lsn}): the record there was acknowledged and can't be "
-            f"read, or is not the one that belongs there. Nothing behind it was replayed. Restore the file from a backup, "
+            f"read, or is not the one that belongs there. Nothing after it was replayed. Restore the file from a backup, "
             f"then open again",
             file=name,
             offset=offset,
@@ -250,13 +251,13 @@ def begin_of(name: str) -> int:
         return int(name.removesuffix(".log"))
     except ValueError:
         raise RecoveryRefused(
-            f"the log has a file {name}, which is no segment: those are named after the LSN they begin at. Move it away",
+            f"the log has a file {name}, which is not a segment: segments are named after the LSN they begin at. Move it away",
             file=name,
         ) from None
 
 
 def _header(name: str, begin: int, body: bytes) -> Segment:
-    """The header that a segment begins with, if it is one of ours and the segment has its own name."""
+    """The header that a segment begins with; raises if it is missing, of another format, or of another segment."""
     if kind_of(body) is not Segment:
         raise LogDamaged(
             f"log segment {name} does not begin with a header, but with another record: its beginning is missing. Restore "
@@ -275,7 +276,7 @@ def _header(name: str, begin: int, body: bytes) -> Segment:
     assert isinstance(segment, Segment)
     if segment.begin != begin:
         raise LogDamaged(
-            f"log segment {name} says of itself that it begins at LSN {segment.begin}: it was renamed, or swapped with "
+            f"the header of log segment {name} says that it begins at LSN {segment.begin}: it was renamed, or swapped with "
             f"another. Give every segment its own name ({segment.begin:020d}.log), then open again",
             file=name,
             offset=0,
@@ -292,15 +293,15 @@ def _decoded(body: bytes, name: str, lsn: int) -> Any_:
 
 
 def _unknown(name: str, lsn: int) -> RecoveryRefused:
-    """A sound frame that can't be decoded is not damage: it is never cut."""
+    """A valid frame that can't be decoded is not damage: it is never cut."""
     return RecoveryRefused(
         f"log segment {name} holds a record at byte {lsn - begin_of(name)} of a kind this tidegate does not "
-        f"know; a newer one wrote it: upgrade tidegate"
+        f"know; a newer release wrote it: upgrade tidegate"
     )
 
 
 def _claims_beyond(data: bytes, offset: int, lsn: int, directory: str | None) -> bool:
-    """Is there, anywhere after ``offset``, a mark (of this directory) that says that the log is on disk beyond ``lsn``?"""
+    """Does a mark (of this directory), anywhere after ``offset``, say that the log is on disk beyond ``lsn``?"""
     place = data.find(MARK, offset + HEADER.size)
     while place >= 0:
         size, _ = HEADER.unpack_from(data, place - HEADER.size)

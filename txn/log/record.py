@@ -5,15 +5,16 @@
 The address of a record (its LSN) is the offset of its frame in the log as one endless file; a segment's name is the
 LSN it begins at.
 
-Frames are a chain: the crc32 of a frame goes on from that of the frame before it, so that it checks in its own place and nowhere
-else. Every segment begins a chain of its own, with a header that says which directory it belongs to, its number and LSN,
-and how the chain of the segment before it ended. So a frame or a segment that is missing, comes twice, in another order or
-from another log is noticed, whatever it holds.
+Frames form a chain: the crc32 of a frame continues that of the frame before it, so that it is valid in its own place
+and nowhere else. Every segment starts its own chain, with a header that says which directory it belongs to, its number
+and LSN, and how the chain of the segment before it ended. So a frame or segment that is missing, duplicated, out of
+order or from another log is detected, whatever it holds.
 
-A ``Mark`` says up to which LSN the log is known to be on disk. It is written after every sync, unsynced itself (with the next
-group, if records wait for that), so that a damaged record *below* some later mark can be told from a torn tail: the first was
-acknowledged and must be reported, the second was not and is cut. Behind damage no frame checks any more, so a mark has a seal by
-which it is recognised there. It depends on the directory's identity: no row that somebody pushed looks like a mark.
+A ``Mark`` says up to which LSN the log is known to be on disk. It is written after every sync, unsynced itself (with
+the next group, if records are waiting), so that a damaged record *below* some later mark can be told from a torn tail:
+the first was acknowledged and must be reported, the second was not and is cut. After damage no frame is valid any more,
+so a mark has a seal by which it is recognised there. The seal depends on the directory's identity: no pushed row looks
+like a mark.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ class Record(msgspec.Struct, frozen=True, array_like=True, tag_field="kind"):
 class Segment(Record, frozen=True, array_like=True, tag=0):
     """First record of every segment: who wrote it, with which code, and where it belongs.
 
-    ``opening`` is drawn anew whenever a directory is opened: copies of a directory, which have its identity, have other
-    chains from the moment that they go on separately.
+    ``opening`` is a new random value each time a directory is opened: copies of a directory, which share its identity,
+    have different chains as soon as they are used separately.
     """
 
     format: int
@@ -48,7 +49,7 @@ class Segment(Record, frozen=True, array_like=True, tag=0):
     mode: str
     procedures: dict[str, str]  # name -> hash of its code
     streams: dict[str, list[list[str]]]  # name -> [[column, type], ...]
-    directory: str = ""  # its identity, drawn when it was created
+    directory: str = ""  # its identity, chosen at random when it was created
     opening: str = ""
     number: int = 0  # of this segment, counted since the directory was created
     begin: int = 0  # the LSN of this record
@@ -76,8 +77,8 @@ class Pushed(Record, frozen=True, array_like=True, tag=2):
 
 
 class Fed(Record, frozen=True, array_like=True, tag=9):
-    """Many border batches were accepted at once: ``rows``, ``size`` to a batch (and split by key), numbered on from
-    ``sequence``. ``together``: all were admitted before any of them ran.
+    """Many border batches were accepted at once: ``rows``, ``size`` to a batch (and split by key), numbered from
+    ``sequence`` on. ``together``: all were admitted before any of them ran.
     """
 
     sequence: int
@@ -91,7 +92,7 @@ class Fed(Record, frozen=True, array_like=True, tag=9):
 
 
 class RawFed(Fed, frozen=True, array_like=True, tag=9):
-    """The same as read for a replay: its rows are still bytes, for whoever knows their type."""
+    """The same, as read for a replay: its rows are still bytes, to be decoded where their type is known."""
 
     rows: msgspec.Raw  # type: ignore[assignment]
 
@@ -110,7 +111,7 @@ class Executed(Record, frozen=True, array_like=True, tag=4):
     """An execution ended (modes strong and effects; failures in every mode).
 
     ``outcome``: committed, aborted, expired, dead_letter, halted, or failed (a call). ``writes``, ``emitted``:
-    its effects (mode effects). ``parked``: positions that a halt put aside.
+    its effects (mode effects). ``parked``: positions that a halt parked.
     """
 
     position: int
@@ -124,16 +125,16 @@ class Executed(Record, frozen=True, array_like=True, tag=4):
 
 
 class Resumed(Record, frozen=True, array_like=True, tag=5):
-    """A halted dataflow went on: what was put aside has new positions, ``moved`` as [old, new]."""
+    """A halted dataflow was resumed: what was parked has new positions, ``moved`` as [old, new]."""
 
     dataflow: str
     moved: list[list[int]]
 
 
 class Delivered(Record, frozen=True, array_like=True, tag=6):
-    """A durable subscriber has dealt with these batches, each given as [key, batch-id].
+    """A durable subscriber is done with these batches, each given as [key, batch-id].
 
-    ``refused``: they were put aside as dead letters, at ``time_us``, because its target did not want them.
+    ``refused``: why its target refused them; they became dead letters at ``time_us``.
     """
 
     subscription: str
@@ -151,10 +152,10 @@ class Checkpoint(Record, frozen=True, array_like=True, tag=7):
 
 
 class Subscribed(Record, frozen=True, array_like=True, tag=8):
-    """A durable subscription was made, or (``closed``) dropped. ``snapshot``: it begins with one, which a call brings.
+    """A durable subscription was created, or (``closed``) dropped. ``snapshot``: it begins with one, taken by a call.
 
-    ``since``: it gets what executions of later sequence numbers emit. What was on its way when it was made is not its,
-    whenever that commits: a replay may have run it before it comes to this record.
+    ``since``: it gets what executions with later sequence numbers emit. It does not get what was in progress when it
+    was created, whenever that commits: a replay may have run it before it reaches this record.
     """
 
     subscription: str
@@ -180,7 +181,7 @@ body_of: Callable[[Record], bytes] = _encoder.encode
 
 
 def framed(body: bytes, chain: int) -> tuple[bytes, int]:
-    """The frame behind one whose crc32 is ``chain``, and its own crc32."""
+    """The frame that follows one whose crc32 is ``chain``, and its own crc32."""
     crc = zlib.crc32(body, chain)
     return HEADER.pack(len(body), crc) + body, crc
 
@@ -191,7 +192,7 @@ def encode(record: Record, chain: int = 0) -> bytes:
 
 
 def seal(directory: str, synced: int) -> int:
-    """By what a mark of this directory is recognised where its frame can't be checked."""
+    """The value by which a mark of this directory is recognised where its frame can't be checked."""
     return zlib.crc32(synced.to_bytes(8, "little"), zlib.crc32(directory.encode()))
 
 

@@ -3,19 +3,20 @@
     append(record) ─▶ buffer ─▶ write and sync ─▶ everything up to here is acknowledged
                       └──────── many records at a time, with one call ────────┘
 
-``sync="group"``: a background thread syncs at most ``max_delay_s`` after the first unsynced record; whoever waits for
-an acknowledgement makes it sync at once. ``"always"``: every append is synced before anything else happens.
+``sync="group"``: a background thread syncs at most ``max_delay_s`` after the first unsynced record; a thread that waits
+for an acknowledgement syncs at once. ``"always"``: every append is synced before anything else happens.
 ``"off"``: written in the background, never synced: for data that can be lost.
 
-A failed sync is final: nobody knows what is on disk, so the writer refuses everything after it. So is a record that can't
-be made into bytes: what it says has happened, and the log would go on without it. A full disk is not:
-the buffer is kept, new work is refused with DiskFull, and the next write that succeeds lifts the refusal. What was
-appended meanwhile stays appended (it has happened in memory); nobody is told that it is on disk before it is.
+A failed sync is final: it is unknown what is on disk, so the writer refuses everything after it. So is a record that
+can't be encoded: what it describes has happened, and the log would continue without it. A full disk is not: the buffer
+is kept, new work is refused with DiskFull, and the next write that succeeds lifts the refusal. What was appended
+meanwhile stays appended (it has happened in memory); it is acknowledged only once it is on disk.
 
-An exception may come from outside between any two steps (Ctrl-C, a signal handler that raises, no memory). So bytes leave the
-buffer only after they are in the file, and both become known in one assignment (``_Tail``): whatever comes between them, the
-same bytes are written again in the same place. Where an exception leaves something that can't be made again (a record half
-appended, a segment half begun, an error of the disk that nobody noted), the writer is in doubt, and refuses everything.
+An exception may come from outside between any two steps (Ctrl-C, a signal handler that raises, out of memory). So bytes
+leave the buffer only after they are in the file, and both become known in one assignment (``_Tail``): whatever comes
+between them, the same bytes are written again in the same place. If an exception leaves something that can't be redone
+(a record half appended, a segment half begun, a disk error that was not noted), the writer is in doubt and refuses
+everything.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ NO_HANDLE = {errno.EMFILE, errno.ENFILE}
 
 
 class _Tail(NamedTuple):
-    """Where the log ends: a segment, the LSN at which it begins, the LSN up to which it is written, and what comes then."""
+    """Where the log ends: a segment, the LSN at which it begins, the LSN up to which it is written, and what comes
+    next.
+    """
 
     file: AppendFile
     start: int
@@ -60,7 +63,7 @@ header = HEADER.pack
 class LogWriter:
     """Appends to the log. ``append`` is called under the engine's lock; everything else from any thread.
 
-    ``segment``: the header of the first segment; those of later ones are the same but for their place.
+    ``segment``: the header of the first segment; later headers differ only in their place.
     """
 
     def __init__(
@@ -73,29 +76,29 @@ class LogWriter:
         on_synced: Callable[[int], None] = lambda lsn: None,
         on_failed: Callable[[LogFailed], None] = lambda error: None,
         segment_bytes: int = SEGMENT_BYTES,
-        monotonic: Callable[[], float] = lambda: 0.0,  # where time stands still, every group takes its whole delay
+        monotonic: Callable[[], float] = lambda: 0.0,  # if time stands still, every group takes its full delay
     ) -> None:
         own(self)
         self._files = files
-        self._segment = segment  # the header of the next segment, but for its place
-        self.chain = segment.previous  # crc32 of the last appended record, from which that of the next goes on
+        self._segment = segment  # the header of the next segment, except for its place
+        self.chain = segment.previous  # crc32 of the last appended record, which that of the next continues
         self._mode = sync
         self._max_delay_s = max_delay_s
         self._segment_bytes = segment_bytes
         self._monotonic = monotonic
         self.on_synced = on_synced
         self.on_failed = on_failed
-        self.appended = start  # LSN after the last appended record, marks left out: nobody waits for those
+        self.appended = start  # LSN after the last appended record, not counting marks: nobody waits for those
         self.synced = start  # everything below is on disk
         self.syncs = 0
         self.full: OSError | None = None
         self.failed: BaseException | None = None
-        self._first: float | None = None  # when the first record in the buffer was appended; None: there is none in it
-        self._appending = False  # under the guard; still true for the next one: the last append was interrupted
-        # of the tail and the numbers above; no signal comes between it and ``with``
+        self._first: float | None = None  # when the first record in the buffer was appended; None: there is none
+        self._appending = False  # under the guard; true when an append begins: the last one was interrupted
+        # for the tail and the numbers above; no signal comes between taking it and the ``with`` block
         self._guard = reentrant(Rank.BUFFER)
         self._changed = threading.Condition(self._guard)
-        self._syncing = mutex(Rank.SYNCING)  # one writes and syncs at a time
+        self._syncing = mutex(Rank.SYNCING)  # one thread writes and syncs at a time
         self._closed = self._gone = False
         self._idle = False  # is the thread waiting for a first record?
         try:
@@ -103,7 +106,7 @@ class LogWriter:
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise self._fail(error) from error
-            raise DiskFull(f"no new log segment can be begun ({error}); free some space, then open again") from error
+            raise DiskFull(f"can't start a new log segment ({error}); free some space, then open again") from error
         self.synced = self._tail.written
         self._thread: threading.Thread | None = None
         if sync != "always":
@@ -119,8 +122,8 @@ class LogWriter:
             return self._tail.written + len(self._tail.buffer)
 
     def append(self, record: Record) -> int:
-        """Put a record into the log; returns the LSN to wait for. With ``"always"`` it is on disk already, unless the
-        disk is full: the record then stays in the buffer, to be written before anything else.
+        """Append a record to the log; returns the LSN to wait for. With ``"always"`` it is already on disk, unless the
+        disk is full: then the record stays in the buffer, to be written before anything else.
         """
         try:
             with self._guard:
@@ -141,7 +144,7 @@ class LogWriter:
         return end
 
     def _put(self, record: Record) -> int:
-        """A frame at the end of the buffer, under the guard; returns the LSN after it. The caller says when all is done."""
+        """Add a frame to the buffer, under the guard; returns the LSN after it. The caller resets ``_appending``."""
         if self.failed is not None:
             raise self.refusal()
         if self._appending:
@@ -166,7 +169,7 @@ class LogWriter:
             return self.end, self.chain
 
     def check(self) -> None:
-        """Raise when new work can't be taken: the log failed, or the disk is full and stays so."""
+        """Raise when new work can't be accepted: the log failed, or the disk is still full."""
         if self.failed is not None:
             raise self.refusal()
         if self.full is not None:
@@ -178,14 +181,14 @@ class LogWriter:
                 )
 
     def wait(self, lsn: int) -> None:
-        """Return when everything below ``lsn`` is on disk; makes it so if need be."""
+        """Return when everything below ``lsn`` is on disk; writes and syncs it if need be."""
         while self.synced < lsn:
             if self.failed is not None:
                 raise self.refusal()
             if not self._write_out(sync=self._mode != "off"):
                 self.check()
-            elif self.synced < lsn:  # for ever, then
-                raise self._fail(CorruptionError(f"LSN {lsn} was given away, but the log ends at {self.end}"))
+            elif self.synced < lsn:  # it would wait forever
+                raise self._fail(CorruptionError(f"LSN {lsn} was handed out, but the log ends at {self.end}"))
 
     def force(self, lsn: int) -> None:
         """Like ``wait``, but syncs with ``"off"`` too: the base must never be ahead of the log."""
@@ -196,7 +199,7 @@ class LogWriter:
 
     @property
     def taking(self) -> bool:
-        """Can new work be taken, as far as is known?"""
+        """Can new work be accepted, as far as is known?"""
         return self.failed is None and self.full is None
 
     # ---- writing and syncing
@@ -204,9 +207,9 @@ class LogWriter:
     def _loop(self) -> None:
         """Write out a group when its first record is ``max_delay_s`` old.
 
-        While somebody is at work without a pause, a thread gets its turn in the interpreter every 5 ms at best. So nothing here
-        waits that need not: the call that writes and syncs is the only one of a group, and the next group is written straight
-        after it, being old enough by then.
+        While another thread works without a pause, a thread gets the interpreter every 5 ms at best. So there are no
+        needless waits here: each group is written and synced with a single call, and the next group, old enough by
+        then, is written right after it.
         """
         while True:
             with self._guard:
@@ -220,20 +223,20 @@ class LogWriter:
                 if self._closed:
                     return
                 if self._first is None:
-                    continue  # somebody could not wait, and has written it
+                    continue  # a thread that could not wait has written it
             try:
                 written = self._write_out(sync=self._mode != "off")
             except LogFailed:
-                return  # whoever waits has been told
+                return  # waiters have been told
             except BaseException:
-                log.exception("writing the log, or telling what is on disk, was interrupted; it is tried again")
+                log.exception("writing the log, or reporting what is on disk, was interrupted; trying again")
                 written = False
             if not written:
                 with self._guard:
                     self._changed.wait(0.1)
 
     def _write_out(self, sync: bool) -> bool:
-        """Write the buffer and sync it; then note in the log, unsynced, how far it is on disk. False: the disk is full."""
+        """Write and sync the buffer; then note in the log, unsynced, how far it is on disk. False: the disk is full."""
         with self._telling(), self._syncing:
             written = self._write(sync)
             if written:
@@ -246,7 +249,7 @@ class LogWriter:
 
     @contextmanager
     def _telling(self) -> Iterator[None]:
-        """A failure is told to whoever waits, when no lock of ours is held any more."""
+        """Report a failure to waiters, once no lock of the writer is held any more."""
         try:
             yield
         except BaseException:
@@ -266,7 +269,7 @@ class LogWriter:
 
     @contextmanager
     def _noting(self) -> Iterator[None]:
-        """An error of the disk is final, also where an interrupt came before anybody had noted it."""
+        """A disk error is final, even if an interrupt came before it was noted."""
         try:
             yield
         except OSError as error:
@@ -283,7 +286,7 @@ class LogWriter:
     def _write(self, sync: bool, records: bool = True) -> bool:
         """Move the buffer to the file, and to disk; False when that is full (what was not written stays in the buffer).
 
-        ``records=False``: only if there is nothing but a mark in it; else the mark goes with the next group.
+        ``records=False``: only if it holds nothing but a mark; otherwise the mark goes with the next group.
         """
         if self.failed is not None:
             raise self.refusal()
@@ -305,11 +308,13 @@ class LogWriter:
                 self.syncs += 1
                 crash_point("log-after-sync")
             elif self.synced < self._tail.written:
-                self._sync_file()  # a mark was written and not synced; somebody wants to be sure of it, too
+                self._sync_file()  # a mark was written but not synced; the caller wants it on disk, too
         return self.full is None
 
     def _put_out(self, rest: memoryview, sync: bool) -> OSError | None:
-        """Write the beginning of the buffer, which is ``rest``, to the file; returns why there was no room for all of it."""
+        """Write ``rest``, the beginning of the buffer, to the file; returns the error if there was no room for all of
+        it.
+        """
         crash_point("log-before-write")
         while rest:
             tail = self._tail
@@ -326,7 +331,7 @@ class LogWriter:
         return None
 
     def _advance(self, mark: bool) -> None:
-        """What is in the file is on disk, or as good as that."""
+        """What is in the file is on disk, or counts as such."""
         with self._guard:
             news = self.synced < self.appended
             self.synced = self._tail.written
@@ -335,10 +340,10 @@ class LogWriter:
                 self._appending = False
 
     def _open_segment(self, start: int) -> tuple[_Tail, int, Segment]:
-        """A new segment for what comes after LSN ``start``; its first record is on disk before anything refers to it.
+        """A new segment that begins at LSN ``start``; its first record is on disk before anything refers to it.
 
-        Returns it, the crc32 of its first record, and the header of the one after it. Raises OSError when there is no room for
-        one; nothing is left of it then.
+        Returns it, the crc32 of its first record, and the header of the segment after it. Raises OSError if it can't be
+        created; then nothing is left of it.
         """
         name = segment_name(start)
         segment = msgspec.structs.replace(self._segment, begin=start, previous=self.chain)
@@ -368,23 +373,23 @@ class LogWriter:
             except OSError as error:
                 if error.errno not in NO_ROOM | NO_HANDLE:
                     raise self._fail(error) from error
-                log.warning("no new log segment can be begun (%s): the old one goes on", error)
+                log.warning("can't start a new log segment (%s); continuing with the old one", error)
                 return
             except BaseException as error:
-                self._fail(error)  # there may be a segment that nothing must be written in front of
+                self._fail(error)  # there may be a new segment already: nothing may be written before it
                 raise
             self.synced = self._tail.written
             before.close()
 
     def check_place(self) -> None:
-        """Raise, and stop for good, when the segment that is written to was removed, moved or replaced."""
+        """Raise, and stop for good, if the current segment was removed, moved or replaced."""
         if self.failed is not None:
             raise self.refusal()
         file = self._tail.file
         try:
             file.check_place()
         except SegmentGone as error:
-            if file is self._tail.file:  # else a new one was begun meanwhile, and this one may go
+            if file is self._tail.file:  # else a new one was started meanwhile, and this one may be gone
                 with self._telling():
                     raise self._fail(error) from error
 
@@ -397,23 +402,23 @@ class LogWriter:
             )
         if isinstance(self.failed, OSError):
             return LogFailed(
-                f"the log could not be synced to disk ({self.failed}); nobody knows what is on disk, so the engine stops "
+                f"the log could not be synced to disk ({self.failed}); it is unknown what is on disk, so the engine stops "
                 f"here. Check the disk, then open the app again: recovery keeps everything acknowledged"
             )
         if isinstance(self.failed, Interrupted) or not isinstance(self.failed, Exception):
             return LogFailed(
                 f"the log was interrupted ({text_of(self.failed) or type(self.failed).__name__}) in the middle of a step, and "
-                f"nobody knows how far that came, so the engine stops here. Close it and open the app again: recovery keeps "
-                f"everything acknowledged"
+                f"it is unknown how far that step got, so the engine stops here. Close it and open the app again: recovery "
+                f"keeps everything acknowledged"
             )
         return LogFailed(
             f"a record can't be written to the log ({type(self.failed).__name__}: {text_of(self.failed)}), so the engine stops "
-            f"here rather than go on without it. This is a fault in tidegate, please report it with this text; open the app "
+            f"here rather than continue without it. This is a bug in tidegate: please report it with this text. Open the app "
             f"again: recovery keeps everything acknowledged"
         )
 
     def close(self) -> None:
-        """Sync what is left and let go of the file; after an interrupt it may be called again."""
+        """Sync what is left and close the file; after an interrupt it may be called again."""
         with self._guard:
             self._closed = True
             self._changed.notify_all()
@@ -430,7 +435,7 @@ class LogWriter:
 
 
 class Interrupted(Exception):
-    """An exception from outside came in the middle of a step that can't be made again."""
+    """An exception from outside came in the middle of a step that can't be redone."""
 
 
 def segment_name(lsn: int) -> str:

@@ -278,7 +278,7 @@ def test_a_second_process_under_the_name_is_refused(open_engine: Open) -> None:
     engine = open_engine(keeping())
     engine.feed("things", [(1, None, None, None)], source="in", offset=1, after=None)
     assert engine.feed("things", [(1, None, None, None)], source="in", offset=1, after=None) == 0  # a repeat
-    with pytest.raises(TidegateError, match="source 'in' stands at 1"):
+    with pytest.raises(TidegateError, match="source 'in' is at 1"):
         engine.feed("things", [(1, None, None, None)], source="in", offset=2, after=0)
     engine.feed("things", [(2, None, None, None)], source="in", offset=2, after=1)
     assert [row[0] for row in kept(engine)] == [1, 2]
