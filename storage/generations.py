@@ -27,13 +27,11 @@ def inspect_base(path: Path) -> dict[str, Any]:
     except duckdb.Error as error:
         raise BaseDamaged(_first_line(error)) from None
     try:
-        tables = connection.execute(
-            "SELECT table_name FROM duckdb_tables() WHERE schema_name = ?", [BASE_SCHEMA]
-        ).fetchall()
-        for (table,) in tables:
-            connection.execute(f"SELECT bit_xor(hash(t)) FROM {BASE_SCHEMA}.{quote(table)} t").fetchall()
-        found = connection.execute("SELECT count(*) FROM duckdb_tables() WHERE table_name = ?", [META]).fetchall()
-        if found[0][0] == 0:
+        tables = connection.execute("SELECT schema_name, table_name FROM duckdb_tables()").fetchall()
+        for schema, table in tables:
+            if schema == BASE_SCHEMA:
+                connection.execute(f"SELECT bit_xor(hash(t)) FROM {BASE_SCHEMA}.{quote(table)} t").fetchall()
+        if META not in (table for _, table in tables):
             return {}
         return {name: json.loads(value) for name, value in connection.execute(f"FROM {META}").fetchall()}
     except (duckdb.Error, ValueError) as error:
