@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from recovering import make_numbers
+from recovering import make_numbers, push
 
 import tidegate
 from tidegate import Engine
-from tidegate.errors import BaseDamaged, MergeFailed, Overloaded
+from tidegate.errors import BaseDamaged, EngineClosed, MergeFailed, Overloaded
 from tidegate.offline.verify import verify
 
 Kill = Callable[[Engine], None]
@@ -48,6 +48,16 @@ def merge_state(engine: Engine) -> dict[str, Any]:
 
 def count(engine: Engine) -> int:
     return int(engine.query("SELECT count(*) FROM seen").scalar())
+
+
+def test_nothing_is_merged_into_an_engine_that_has_closed(tmp_path: Path) -> None:
+    engine = tidegate.open(make_numbers(), tmp_path)
+    push(engine, 1, 3)
+    engine.close()
+    with pytest.raises(EngineClosed, match="nothing is merged"):
+        engine.merger.merge()
+    with pytest.raises(EngineClosed):
+        engine.checkpoint()
 
 
 def test_no_descriptors(tmp_path: Path, limit: Limit, killed: Kill, caplog: pytest.LogCaptureFixture) -> None:

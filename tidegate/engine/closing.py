@@ -88,6 +88,8 @@ def let_go(engine: Engine) -> None:
             stack.callback(engine.database.close)
         if engine.durable is not None:
             stack.callback(engine.durable.close)
+        if hasattr(engine, "merger"):
+            stack.callback(engine.merger.end)
 
 
 class Noticing:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tidegate.engine.checkpoint import facts_in_memory, saved_state
 from tidegate.engine.pages import LargePages
 from tidegate.engine.system_views import Merge
-from tidegate.errors import BaseDamaged, DiskFull, LogError, LogFailed, Overloaded, text_of
+from tidegate.errors import BaseDamaged, DiskFull, EngineClosed, LogError, LogFailed, Overloaded, text_of
 from tidegate.mutex import Rank, mutex
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Merger:
         self._one_at_a_time = mutex(Rank.MERGING)
         self._looked_at = engine.sequence
         self._wanted = threading.Event()
-        self._closing = False
+        self._closing = self._ended = False
         self._ending = threading.Event()
         self.failed: Exception | None = None  # why the last merge in the background did not succeed
         self.tries = 0  # failures in a row
@@ -114,6 +114,8 @@ class Merger:
         engine = self._engine
         durable = engine.durable
         with self._one_at_a_time:
+            if self._ended:
+                raise EngineClosed("the engine is closed, so nothing is merged any more")
             started = engine.clock.monotonic()
             lsn = 0
 
@@ -222,6 +224,11 @@ class Merger:
             "last_merge_failure_at": at,
             "rows_set_aside": len(engine.database.base.aside),
         }
+
+    def end(self) -> None:
+        """Nothing is merged from now on; returns when nobody is in the middle of a merge."""
+        with self._one_at_a_time:
+            self._ended = True
 
     def close(self) -> None:
         """Stop merging in the background. The last merge is the engine's."""
