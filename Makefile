@@ -7,7 +7,7 @@ MINUTES ?= 10
 WORKERS ?= 2
 STAMP := .venv/.installed
 
-.PHONY: install demo test check sim crash soak spark bench profile docs lock audit clean help
+.PHONY: install demo test check sim crash soak hour spark bench profile dist docs lock audit clean help
 
 help:            ## show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/' | expand -t 12
@@ -43,6 +43,9 @@ crash: $(STAMP)  ## 200 rounds of kills, and the slow recovery tests: ROUNDS=200
 soak: $(STAMP)   ## ten minutes of everything at once, with kills in between, then verify: MINUTES=10
 	$(BIN)/tidegate soak --minutes $(MINUTES)
 
+hour: $(STAMP)   ## a new user's first hour: install, README, new project, serve, kill, psql, upgrade
+	$(BIN)/python -m pytest -n 0 -m slow tests/first_hour
+
 spark: $(STAMP)  ## the slow Spark tests: 50 kills in pipelines, a real cluster, a killed backfill, all windows
 	$(BIN)/python -m pytest -n 0 -m slow tests/streams tests/connectors/spark
 
@@ -53,6 +56,10 @@ bench: $(STAMP)  ## the short benchmark set, with a report in benchmarks/results
 profile: $(STAMP)  ## flame graphs of the leaderboard and the windows, in benchmarks/results
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bench]'
 	$(BIN)/tidegate bench profile
+
+dist: $(STAMP)   ## the wheel and the source distribution, in dist/
+	rm -rf dist build
+	$(BIN)/python -m build --outdir dist .
 
 docs: $(STAMP)   ## the site with all pages and the API from docstrings, in site/; fails for a link that leads nowhere
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'

@@ -116,7 +116,7 @@ def votes(phones: int, batches: int) -> Subject:
         nonlocal cast
         numbers = range(cast, cast + batches)
         cast += batches
-        return engine.feed("votes_in", [(i, (number * 31 + i * step) % phones, i % 25 + 1) for i in numbers])
+        return engine.feed("votes_in", [(i, (number * 31 + i * step) % phones, i % 25 + 1) for i in numbers]).batches
 
     return Subject(engine, run, lambda: engine.query("SELECT sum(total) FROM contestants").scalar() == cast)
 
@@ -141,7 +141,7 @@ def _state(rows: int, batches: int, step: int) -> Subject:
     def run(number: int) -> int:
         nonlocal rounds
         rounds += 1
-        return engine.feed("hits", [((number * 31 + i * step) % rows,) for i in range(batches)])
+        return engine.feed("hits", [((number * 31 + i * step) % rows,) for i in range(batches)]).batches
 
     return Subject(engine, run, lambda: engine.query("SELECT sum(n) FROM counters").scalar() == rounds * batches)
 
@@ -183,7 +183,7 @@ def tuple_window(rows: int, batches: int) -> Subject:
     engine.feed("values_in", [(1,)] * rows, size=1_000)
     return Subject(
         engine,
-        lambda number: engine.feed("values_in", [(1,)] * batches),
+        lambda number: engine.feed("values_in", [(1,)] * batches).batches,
         lambda: engine.query("SELECT total FROM sums").scalar() == rows,
     )
 
@@ -205,7 +205,7 @@ def aggregated_window(rows: int, batches: int) -> Subject:
     some = [(1,)] * (max(batches // 20, 1) * 100)
     return Subject(
         engine,
-        lambda number: engine.feed("values_in", some, size=100),
+        lambda number: engine.feed("values_in", some, size=100).batches,
         lambda: engine.query("SELECT total FROM sums").scalar() == rows,
     )
 
@@ -251,7 +251,7 @@ def _counting(engine: Engine, streams: Sequence[str], counted: Sequence[str], ba
     def run(number: int) -> int:
         nonlocal rounds
         rounds += 1
-        return sum(engine.feed(stream, [(i % 1_000,) for i in range(batches // 3)]) for stream in streams)
+        return sum(engine.feed(stream, [(i % 1_000,) for i in range(batches // 3)]).batches for stream in streams)
 
     def total(table: str) -> int:
         return int(engine.query(f"SELECT sum(n) FROM {table}").scalar())

@@ -1,9 +1,10 @@
-"""Instructions per vote of the leaderboard, counted by callgrind: the same whatever else the machine does.
+"""Instructions per vote of the leaderboard, counted by callgrind: nearly the same whatever else the machine does.
 
     python -m tidegate.benchmarks.instructions [feed | push]
 
 Runs the votes in memory, in a process of its own under valgrind, twice: few and many. The difference is what a vote takes.
-Run it in two checkouts to compare them.
+Run it in two checkouts to compare them. Opening and closing differ from run to run, so two counts of one commit were 7 %
+apart: for a smaller difference, collect only between the first and the last vote (``CALLGRIND_TOGGLE_COLLECT``).
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Windows through the engine's window state, in batches, beside numpy, DuckDB and plain Python over the whole data at once."""
+"""Windows: end to end (:mod:`.windows_engine`), and the window state alone, beside numpy, DuckDB and plain Python.
+
+The others have all the data at once; the state takes it in batches.
+"""
 
 from __future__ import annotations
 
@@ -44,9 +47,12 @@ def bench(
     rows: int = 5_000_000, rounds: int = 3, peers: bool = False, progress: Progress = lambda text: None
 ) -> dict[str, Any]:
     """Everything below, with the setting it was measured in. ``peers``: beside other systems, too."""
+    from tidegate.benchmarks.windows_engine import bench as bench_engine
+
     sensor, value = _data(rows)
     at = event_times(rows)
-    figures: dict[str, Any] = {"rows": rows, "batch_rows": BATCH, "correct": True}
+    figures: dict[str, Any] = {"rows": rows, "batch_rows": BATCH}
+    figures |= bench_engine(min(rows, PEER_ROWS), rounds, progress)
     contenders: dict[str, tuple[Callable[[], tuple[Any, ...]], Callable[[], tuple[Any, ...]], int]] = {
         "": (lambda: _run(by_count(SIZE, SLIDE), at, sensor, value), lambda: _run(by_time(), at, sensor, value), rows),
         "rows_": (

@@ -6,16 +6,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from tidegate.dataflows.access import AccessLike, declared_access
 from tidegate.dataflows.changelogs import declare_changelog
 from tidegate.dataflows.definitions import (
-    Committed,
+    Connection,
     Either,
     Nested,
     OnFailure,
-    Partition,
     Procedure,
     Stream,
-    TableAccess,
     Trigger,
     check_identifier,
 )
@@ -26,12 +25,16 @@ from tidegate.dataflows.validation import (
     check_inputs,
     check_outputs,
     check_prefetch,
+    check_renames,
     check_signature,
+    check_turns,
     check_windows,
     unknown,
 )
-from tidegate.errors import DataError, DeclarationError, StatementError
+from tidegate.dataflows.views import PlainView, declare_view
+from tidegate.errors import DataError, DeclarationError, StatementError, TidegateError
 from tidegate.storage.ddl import Scratch, from_sqlalchemy
+from tidegate.storage.migration import constant_default
 from tidegate.storage.schema import Relation, TableSchema
 from tidegate.storage.sql.statements import Statement, prepare
 from tidegate.streams.windows.declare.declared import Declared, window_relation
@@ -40,7 +43,6 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
 F = TypeVar("F", bound=Callable[..., Any])
-AccessLike = str | Partition | Committed
 Names = str | Sequence[str]
 Recovery = Literal["weak", "strong", "effects"]
 
@@ -51,6 +53,8 @@ class App:
     ``recovery``: what the log of a durable engine holds. ``"weak"``: accepted batches and calls, re-executed after a
     crash. ``"strong"``: every execution too, re-executed in commit order. ``"effects"``: what every execution wrote and
     emitted, applied without running anything (for procedures that call the outside world).
+    ``version``: of the app, for people, and for changes that can't be seen in its code (a model, an installed package):
+    another version is another app, see :mod:`tidegate.dataflows.fingerprint`.
 
     >>> app = App("counter")
     >>> app.table("CREATE TABLE totals (name VARCHAR PRIMARY KEY, n BIGINT NOT NULL)")
@@ -64,26 +68,41 @@ class App:
     ...         txn.upsert("totals", (event.name, 1 if row is None else row.n + 1))
     """
 
-    def __init__(self, name: str = "app", *, recovery: Recovery = "weak") -> None:
+    def __init__(self, name: str = "app", *, recovery: Recovery = "weak", version: str | None = None) -> None:
         self.name = check_identifier("app", name)
+        if version is not None and (not isinstance(version, str) or not version):
+            raise DeclarationError(f"app {name}: version is text such as '1.4', got {version!r}")
+        self.version = version
         if recovery not in ("weak", "strong", "effects"):
             raise DeclarationError(f"app {name}: recovery is 'weak', 'strong' or 'effects', got {recovery!r}")
         self.recovery = recovery
         self.tables: dict[str, TableSchema] = {}
         self.streams: dict[str, Stream] = {}
         self.procedures: dict[str, Procedure] = {}
+        self.views: dict[str, PlainView] = {}
         self.nested_groups: dict[str, Nested] = {}
         self.triggers: list[Trigger] = []
+        self.renamed: dict[tuple[str, str], str] = {}  # (kind, name) -> the name it had before
+        self.sources: dict[str, Connection] = {}
+        self.deliveries: dict[str, Connection] = {}
         self.scratch = Scratch()
         self._statements: dict[str | None, dict[Any, Statement]] = {}  # by the procedure whose windows they may read
 
     # ---- tables and streams
 
-    def table(self, ddl: str | sa.Table, *, partition_by: Names = (), changelog: bool = False) -> str:
+    def table(
+        self,
+        ddl: str | sa.Table,
+        *,
+        partition_by: Names = (),
+        changelog: bool = False,
+        renamed_from: str | None = None,
+    ) -> str:
         """Declare a table by CREATE TABLE text (CREATE INDEX may follow) or a SQLAlchemy ``Table``; returns its name.
 
         ``partition_by``: columns whose values name a partition, the smallest unit of locking. ``changelog``: its
         committed changes are the output stream ``<table>_changes``, see :mod:`tidegate.outside.changelog`.
+        ``renamed_from``: the name it had before; a directory that knows that one hands over its rows.
         """
         if not isinstance(ddl, str) and not hasattr(ddl, "columns"):
             raise DeclarationError(f"app.table takes CREATE TABLE text or a SQLAlchemy Table, got {ddl!r}")
@@ -92,6 +111,7 @@ class App:
             schema = self.scratch.define_table(text, _names(partition_by))
             self._check_relation("table", schema)
         self.tables[schema.name] = schema
+        self._rename("table", schema.name, renamed_from)
         if changelog:
             declare_changelog(self, schema.name)
         return schema.name
@@ -105,30 +125,59 @@ class App:
         key: str | None = None,
         deadline_s: float | None = None,
         default: Mapping[str, Any] | Iterable[Mapping[str, Any]] = (),
+        renamed_from: str | None = None,
     ) -> str:
         """Declare a stream with columns as in CREATE TABLE: ``"phone BIGINT, contestant INTEGER"``; returns its name.
 
         ``border=True``: fed by ``engine.push``. Otherwise exactly one procedure emits to it.
-        ``key``: split every push into one batch per value of this column; order, windows and locks are per key.
+        ``key``: split every push into one batch per value of this column; order, windows and locks are per key. On an interior
+        stream: split what its producer emits, so that its consumers run per value of this column.
         ``deadline_s`` and ``default``: for a border stream that a nested transaction waits on (a person's decision).
+        ``renamed_from``: the name it had before; a directory that knows that one hands over what belongs to it.
         """
         check_identifier("stream", name)
         self._name_is_free("stream", name)
         with self.scratch.lock, self.scratch.tentatively():
             relation = self.scratch.define_relation(name, columns)
             self._check_relation("stream", relation)
-            self._check_key(name, relation, key, border)
+            relation = replace(relation, fills=self._fills(relation))
+            self._check_key(name, relation, key)
             rows = self._default(name, relation, key, border, deadline_s, default)
         self.streams[name] = Stream(name, relation, border, key, deadline_s, rows)
+        self._rename("stream", name, renamed_from)
         return name
 
-    def _check_key(self, name: str, relation: Relation, key: str | None, border: bool) -> None:
-        if key is not None and not border:
-            raise DeclarationError(
-                f"stream {name} is interior: its batches take the key of the batch that caused them. "
-                f"Declare key= on the border stream",
-                stream=name,
-            )
+    def view(self, name: str, sql: str) -> str:
+        """Declare a plain view over tables and earlier views, for ``engine.query`` and the SQL endpoint; returns its name.
+
+        Its query is checked here. It is computed whenever it is asked; nothing is stored.
+        """
+        check_identifier("view", name)
+        self._name_is_free("view", name)
+        with self.scratch.lock, self.scratch.tentatively():
+            self.views[name] = declare_view(self, name, sql)
+        return name
+
+    def _fills(self, relation: Relation) -> dict[str, Any]:
+        """The values of DEFAULT. They must be constant: a row is made at the door, outside of any transaction."""
+        fills = {}
+        for column in relation.columns:
+            if column.default is not None:
+                try:
+                    fills[column.name] = constant_default(column, self.scratch)
+                except (ValueError, TidegateError) as error:
+                    raise DeclarationError(
+                        f"stream {relation.name}: column {column.name}: {error}, and the DEFAULT of a stream's column must be a "
+                        f"constant; give the value when pushing or emitting",
+                        stream=relation.name,
+                    ) from None
+        return fills
+
+    def _rename(self, kind: str, name: str, renamed_from: str | None) -> None:
+        if renamed_from is not None:
+            self.renamed[kind, name] = renamed_from
+
+    def _check_key(self, name: str, relation: Relation, key: str | None) -> None:
         if key is not None and key not in relation.index_of:
             raise DeclarationError(
                 f"stream {name} has no column {key!r} to use as its key; it has {', '.join(relation.index_of)}",
@@ -165,7 +214,8 @@ class App:
         if deadline_s is not None:
             check_deadline(f"stream {name}", deadline_s)
         # the key is filled in from the question
-        keyless = Relation(name, tuple(replace(c, nullable=True) if c.name == key else c for c in relation.columns))
+        columns = tuple(replace(c, nullable=True) if c.name == key else c for c in relation.columns)
+        keyless = Relation(name, columns, fills=relation.fills)
         for row in rows:
             try:
                 keyless.conform(row)
@@ -174,9 +224,9 @@ class App:
         return tuple(dict(row) for row in rows)
 
     def _name_is_free(self, kind: str, name: str) -> None:
-        for taken in [*self.tables, *self.streams]:
+        for taken in [*self.tables, *self.streams, *self.views]:
             if taken.lower() == name.lower():
-                other = "table" if taken in self.tables else "stream"
+                other = "table" if taken in self.tables else "stream" if taken in self.streams else "view"
                 raise DeclarationError(
                     f"{kind} {name}: the name is taken by the {other} {taken}; choose another", name=name
                 )
@@ -255,6 +305,7 @@ class App:
         on_failure: OnFailure = "halt",
         deadline_s: float | None = None,
         prefetch: Mapping[str, str] | None = None,
+        renamed_from: str | None = None,
     ) -> Callable[[F], F]:
         """Declare a plain function as a stored procedure: ``@app.procedure(…)``. The function itself stays as it is.
 
@@ -262,11 +313,14 @@ class App:
         of the same batch-id; with ``inputs=either(…)`` it runs for each batch of any of them. Without inputs, it is an
         *OLTP* procedure, called ``function(txn, *arguments)`` by ``engine.call``.
 
-        ``reads``/``writes``: tables it touches; ``partition(table)`` narrows to the batch's key. Writing includes reading.
+        ``reads``/``writes``: tables it touches; ``partition(table)`` narrows to the batch's key, ``partition(table, by=…)`` to
+        what values in its rows name. Writing includes reading.
         ``retries`` and ``on_failure``: what happens after an unexpected exception: after so many retries the dataflow
         halts at the batch (``"halt"``) or the batch moves to ``tidegate.dead_letters`` (``"dead_letter"``).
-        ``deadline_s``: abort an execution that runs longer.
+        ``deadline_s``: abort an execution that runs longer. ``math.inf``: it may run on, past the engine's
+        ``procedure_deadline_s``.
         ``prefetch``: ``{table: column}``: the input column with keys of that table, which are fetched ahead in bulk.
+        ``renamed_from``: the name it had before; a directory that knows that one hands over its windows and its work.
         """
         if bare:
             raise DeclarationError("write @app.procedure() with parentheses, and everything in them by keyword")
@@ -279,7 +333,7 @@ class App:
                     function=function,
                     inputs=inputs.streams if isinstance(inputs, Either) else _names(inputs),
                     outputs=_names(outputs),
-                    access=self._access(name, reads, writes),
+                    access=declared_access(self.tables, name, reads, writes),
                     windows=dict(windows or {}),
                     retries=retries,
                     on_failure=on_failure,
@@ -288,6 +342,7 @@ class App:
                     either=isinstance(inputs, Either),
                 )
             )
+            self._rename("procedure", name, renamed_from)
             return function
 
         return declare
@@ -314,49 +369,32 @@ class App:
             del self.procedures[procedure.name]
             raise
 
-    def _access(
-        self, procedure: str, reads: Iterable[AccessLike], writes: Iterable[AccessLike]
-    ) -> tuple[TableAccess, ...]:
-        found: dict[str, TableAccess] = {}
-        for likes, write in ((reads, False), (writes, True)):
-            for like in [likes] if isinstance(likes, (str, Partition, Committed)) else likes:
-                if not isinstance(like, (str, Partition, Committed)):
-                    raise DeclarationError(
-                        f"procedure {procedure}: reads= and writes= list table names, partition('table') or "
-                        f"committed('table'), got {like!r}",
-                        procedure=procedure,
-                    )
-                table = like if isinstance(like, str) else like.table
-                if write and isinstance(like, Committed):
-                    raise DeclarationError(
-                        f"procedure {procedure}: committed({table!r}) is a way of reading and goes into reads=; a write "
-                        f"needs its lock, writes=[{table!r}]",
-                        procedure=procedure,
-                    )
-                if table not in self.tables:
-                    raise unknown(f"procedure {procedure}", "table", table, self.tables)
-                access = TableAccess(
-                    table,
-                    write=write,
-                    by_key=isinstance(like, Partition),
-                    argument=like.by if isinstance(like, Partition) else None,
-                    committed=isinstance(like, Committed),
-                )
-                if table in found and replace(found[table], write=write) != access:
-                    raise DeclarationError(
-                        f"procedure {procedure} declares table {table} twice in different ways, {found[table]} and "
-                        f"{access}; declare the wider access once",
-                        procedure=procedure,
-                    )
-                found[table] = access
-        return tuple(found.values())
+    def nested(
+        self, *members: Callable[..., Any] | str, name: str | None = None, renamed_from: str | None = None
+    ) -> str:
+        """Declare connected procedures as one nested transaction per batch; returns its name.
 
-    def nested(self, *members: Callable[..., Any] | str, name: str | None = None) -> str:
-        """Declare connected procedures as one nested transaction per batch; returns its name."""
-        names = tuple(
+        A member may be the name of another nested transaction: its procedures become members of this one, and it is no
+        longer a transaction of its own.
+        ``renamed_from``: the name it had before, under which a directory may hold unfinished work.
+        """
+        given = tuple(
             member if isinstance(member, str) else str(getattr(member, "__name__", member)) for member in members
         )
-        label = name or "+".join(names)
+        label = name or "+".join(given)
+        before = dict(self.nested_groups)
+        try:
+            self._nest(label, given)
+            Graph(self, partial=True)
+        except DeclarationError:
+            self.nested_groups = before
+            raise
+        self._rename("nested transaction", label, renamed_from)
+        return label
+
+    def _nest(self, label: str, given: tuple[str, ...]) -> None:
+        inner = {member: self.nested_groups.pop(member).members for member in given if member in self.nested_groups}
+        names = tuple(name for member in given for name in inner.get(member, (member,)))
         if label in self.nested_groups:
             raise DeclarationError(f"there are two nested transactions called {label!r}")
         if len(names) < 2:
@@ -371,15 +409,10 @@ class App:
             for other in self.nested_groups.values():
                 if member in other.members:
                     raise DeclarationError(
-                        f"procedure {member} is in two nested transactions, {other.name} and {label}"
+                        f"procedure {member} is in two nested transactions, {other.name} and {label}; to make one of both, "
+                        f"name {other.name!r} as a member of {label}"
                     )
         self.nested_groups[label] = Nested(label, names)
-        try:
-            Graph(self, partial=True)
-        except DeclarationError:
-            del self.nested_groups[label]
-            raise
-        return label
 
     def trigger(self, on: str, sql: Any) -> None:
         """Declare an EE trigger: ``sql`` runs inside the transaction that inserts tuples into stream ``on``, or that
@@ -395,14 +428,64 @@ class App:
                 raise unknown(
                     f"trigger on procedure {procedure}", "window", window_name, self.procedures[procedure].windows
                 )
-            self.triggers.append(Trigger(self.statement(sql, procedure), window=(procedure, window_name)))
+            trigger = Trigger(self._changing(on, sql, procedure), window=(procedure, window_name))
+            check_turns(self, procedure, trigger)
+            self.triggers.append(trigger)
         elif on in self.streams:
-            self.triggers.append(Trigger(self.statement(sql), stream=on))
+            self.triggers.append(Trigger(self._changing(on, sql), stream=on))
         else:
             raise unknown("trigger", "stream", on, self.streams)
 
+    def _changing(self, on: str, sql: Any, procedure: str | None = None) -> Statement:
+        """The statement of a trigger, which changes a table: what a SELECT returned would be lost."""
+        statement = self.statement(sql, procedure)
+        if statement.kind == "select":
+            raise DeclarationError(
+                f"trigger on {on}: a trigger changes tables (INSERT, UPDATE, DELETE), but this is a SELECT, whose rows nobody "
+                f"would see: {statement.sql}"
+            )
+        return statement
+
+    def source(self, stream: str, source: Any, *, name: str, **options: Any) -> None:
+        """Rows of ``stream`` come from ``source`` while the app is served, or after :meth:`Engine.start`.
+
+        ``source``: one of ``tidegate.connectors``, your own, or a function without parameters that makes it (then
+        declaring needs no password). ``name``: its offset is stored under it; do not change it. ``options``: ``size``
+        and ``limit`` of :meth:`Engine.ingest`.
+        """
+        if stream not in self.streams or not self.streams[stream].border:
+            raise unknown("source", "border stream", stream, [s.name for s in self.streams.values() if s.border])
+        self.sources[name] = self._connection("source", stream, source, name, options, ("size", "limit"))
+
+    def deliver(self, stream: str, sink: Any, *, name: str, **options: Any) -> None:
+        """Batches of ``stream`` go to ``sink`` while the app is served, or after :meth:`Engine.start`.
+
+        An engine with a directory keeps them from the first time it is opened with this declaration, so none is missed
+        while nothing is started. ``sink``, ``name``: as in :meth:`source`. ``options``: ``tries`` and ``snapshot`` of
+        :meth:`Engine.deliver`.
+        """
+        if stream not in self.streams or self.streams[stream].border:
+            raise unknown("deliver", "interior stream", stream, [s.name for s in self.streams.values() if not s.border])
+        self.deliveries[name] = self._connection("deliver", stream, sink, name, options, ("tries", "snapshot"))
+
+    def _connection(
+        self, what: str, stream: str, made: Any, name: str, options: dict[str, Any], known: Sequence[str]
+    ) -> Connection:
+        for option in options:
+            if option not in known:
+                raise unknown(f"{what}({stream!r}, …)", "option", option, known)
+        if name in self.sources or name in self.deliveries:
+            raise DeclarationError(f"{what}({stream!r}, …): there are two connections called {name!r}; rename one")
+        if not hasattr(made, "open") and not callable(made):
+            raise DeclarationError(
+                f"{what}({stream!r}, …) takes a {'source' if what == 'source' else 'sink'}, or a function that makes one; got "
+                f"{made!r}"
+            )
+        return Connection(name, stream, made, dict(options))
+
     def graph(self) -> Graph:
         """The dataflow graph with every rule checked: what the engine runs."""
+        check_renames(self)
         return Graph(self)
 
 

@@ -32,6 +32,8 @@ def declare_changelog(app: App, table: str) -> None:
     """Declare the stream ``<table>_changes``, how to start it, and how tables with a changelog are refilled from it."""
     name = app.stream(f"{table}_changes", COLUMNS)
     app.streams[name] = Stream(name, app.streams[name].relation, changelog_of=table)
+    if ("table", table) in app.renamed:
+        app.renamed["stream", name] = f"{app.renamed['table', table]}_changes"
     tables = [s.changelog_of for s in app.streams.values() if s.changelog_of is not None]
     access = tuple(TableAccess(followed, write=True) for followed in tables)
     app.procedures[RESTORE] = Procedure(RESTORE, restore_rows, access=access)

@@ -36,23 +36,58 @@ class Stream:
 
 
 @dataclass(frozen=True)
-class TableAccess:
-    """Declared access of a procedure to a table: all of it, or (``by_key``) one partition.
+class Connection:
+    """A source of a border stream, or a sink that a stream is delivered to: see :meth:`App.source`, :meth:`App.deliver`.
 
-    ``argument``: the parameter of an OLTP procedure that names the partition; for a streaming procedure it is the
-    batch's key.
+    ``made``: the source or sink, or a function without parameters that makes it.
+    """
+
+    name: str
+    stream: str
+    made: Any
+    options: dict[str, Any]
+
+    def make(self) -> Any:
+        """The source or sink; a function is called each time."""
+        return self.made if hasattr(self.made, "open") else self.made()
+
+
+@dataclass(frozen=True)
+class TableAccess:
+    """Declared access of a procedure to a table: all of it, or only the partitions that are named.
+
+    ``by_key``: the batch's key names one. ``by``: columns of the batch, or parameters of an OLTP procedure, whose values name
+    them, in groups with one name for each column that the table is partitioned by.
     """
 
     table: str
     write: bool = False
     by_key: bool = False
-    argument: str | None = None
+    by: tuple[tuple[str, ...], ...] = ()
     committed: bool = False
+
+    @property
+    def restricted(self) -> bool:
+        """Only to the partitions that are named?"""
+        return self.by_key or bool(self.by)
+
+    def covers(self, other: TableAccess) -> bool:
+        """Does it name all partitions that ``other`` names?"""
+        return (self.by_key or not other.by_key) and set(other.by) <= set(self.by)
 
     def __str__(self) -> str:
         if self.committed:
             return f"committed({self.table!r})"
-        return f"partition({self.table!r})" if self.by_key else repr(self.table)
+        if not self.restricted:
+            return repr(self.table)
+        if not self.by:
+            return f"partition({self.table!r})"
+        groups: list[Any] = [group[0] if len(group) == 1 else group for group in self.by]
+        return (
+            f"partition({self.table!r}, by={groups[0]!r})"
+            if len(groups) == 1
+            else f"partition({self.table!r}, by={groups!r})"
+        )
 
 
 @dataclass(frozen=True)
@@ -60,7 +95,7 @@ class Partition:
     """See :func:`partition`."""
 
     table: str
-    by: str | None = None
+    by: tuple[tuple[str, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -70,12 +105,32 @@ class Committed:
     table: str
 
 
-def partition(table: str, by: str | None = None) -> Partition:
-    """In ``reads=`` or ``writes=``: only the rows of one partition of ``table``.
+def partition(table: str, by: str | tuple[str, ...] | list[str | tuple[str, ...]] | None = None) -> Partition:
+    """In ``reads=`` or ``writes=``: only the rows of some partitions of ``table``.
 
-    Which one is the batch's key on a keyed stream, or, for an OLTP procedure, the argument called ``by``.
+    Without ``by`` it is the one that the batch's key names. ``by`` names columns of the input batch, or parameters of an OLTP
+    procedure: each of their values, in every row, names a partition. NULL names none. A list names the partitions of several
+    columns; a tuple has one name for each column that the table is partitioned by::
+
+        partition("accounts", by="account")                                # one column
+        partition("accounts", by=["payer", "payee"])                       # the accounts of both
+        partition("stock", by=("site", "item"))                            # a table partitioned by site and item
+        partition("stock", by=[("from_site", "item"), ("to_site", "item")])
+
+    ``"transfers.payer"`` is a column of the border stream ``transfers`` that the dataflow begins with, for procedures that get
+    a batch that was emitted on the way.
     """
-    return Partition(table, by)
+    if by is None:
+        return Partition(table)
+    groups = tuple((name,) if isinstance(name, str) else name for name in (by if isinstance(by, list) else [by]))
+    if not groups or not all(
+        isinstance(group, tuple) and group and all(isinstance(name, str) for name in group) for group in groups
+    ):
+        raise DeclarationError(
+            f"partition({table!r}, by={by!r}): by= is a name, a tuple with a name for each column that the table is partitioned "
+            f"by, or a list of these"
+        )
+    return Partition(table, groups)
 
 
 def committed(table: str) -> Committed:

@@ -6,6 +6,7 @@ import html
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from tidegate.dataflows.definitions import TableAccess
 from tidegate.dataflows.graph import Graph
 
 Described = dict[str, Any]
@@ -36,6 +37,7 @@ def describe_graph(graph: Graph) -> Described:
             "dataflow": unit_of[p.name].dataflow if p.name in unit_of else p.name,
             "reads": [a.table for a in p.access if not a.write],
             "writes": [a.table for a in p.access if a.write],
+            "partitions": {a.table: _named(a) for a in p.access if a.restricted},
             "windows": sorted(p.windows),
         }
         for p in app.procedures.values()
@@ -100,8 +102,19 @@ def _line(node: Described, group_of: dict[str, str]) -> str:
     return f"[{node['name']}]" + (f" {'; '.join(told)}" if told else "")
 
 
+def _named(access: TableAccess) -> list[str]:
+    """What names the partitions of a table, as people read it."""
+    groups = [group[0] if len(group) == 1 else f"({', '.join(group)})" for group in access.by]
+    return ["key", *groups] if access.by_key else groups
+
+
 def _access(node: Described) -> str:
-    parts = [f"{verb} {', '.join(node[verb])}" for verb in ("writes", "reads") if node[verb]]
+    by = {table: f" by {', '.join(names)}" for table, names in node.get("partitions", {}).items()}
+    parts = [
+        f"{verb} {', '.join(table + by.get(table, '') for table in node[verb])}"
+        for verb in ("writes", "reads")
+        if node[verb]
+    ]
     return "; ".join(parts)
 
 

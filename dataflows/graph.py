@@ -8,6 +8,10 @@ A unit's *ancestors* are the border streams whose batch with the same batch-id i
 order: it gets the sequence number of the last of them to arrive. An awaited stream (one with a deadline) read inside a
 nested transaction is not an ancestor: the transaction opens without it and waits.
 
+An interior stream may have a key of its own: what is emitted is split by it when its producer commits. Which keys the
+units behind it run for is not known when they are placed: they are *divided* later, and have room for a position for each
+key. Their batches are numbered by the sequence number.
+
 An *either*-unit needs only one of its inputs, so any of its ancestors places it. The ids of its inputs are independent of
 each other; its own executions, and those of all units downstream, are numbered by the sequence number instead.
 """
@@ -15,10 +19,13 @@ each other; its own executions, and those of all units downstream, are numbered 
 from __future__ import annotations
 
 from collections.abc import Container, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from tidegate.dataflows.definitions import Procedure, Stream, TableAccess, Trigger
+from tidegate.dataflows.partitions import Named, Naming
+from tidegate.dataflows.rekeying import Rekeyed, Rekeying
+from tidegate.dataflows.times import InTime, Times
 from tidegate.errors import DeclarationError
 
 if TYPE_CHECKING:
@@ -26,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Unit:
+class Unit(InTime):
     """What commits as one, and where it stands in its dataflow."""
 
     name: str
@@ -40,6 +47,13 @@ class Unit:
     access: tuple[TableAccess, ...]  # union over its members and their triggers
     either: bool = False  # is a batch on one of its inputs enough?
     numbered_by: str | None = None  # the either-unit that it is or follows: its batch-ids are sequence numbers
+    named: tuple[Named, ...] = ()  # how rows name the partitions of tables; empty: only keys do
+    wide: frozenset[str] = frozenset()  # tables that are partitioned by several columns
+    rekeyed: tuple[Rekeyed, ...] = ()  # outputs with a key of their own
+    divided: bool = False  # behind such a stream: its keys are known only when that stream's producer has committed
+    room: int = 1  # how many ranks it has; divided: one for itself and one for each key
+    together: bool = False  # its dataflow has streams of several keys: it halts for all of them
+    minds: bool = False  # does a member take in watermarks, with rows or without?
 
     @property
     def nested(self) -> bool:
@@ -59,17 +73,20 @@ class Graph:
     producer_of: dict[str, str] = field(init=False, default_factory=dict)  # interior stream -> the unit that emits it
     keyed: dict[str, str | None] = field(init=False, default_factory=dict)  # stream -> type of its key, as SQL
     access_of: dict[str, tuple[TableAccess, ...]] = field(init=False, default_factory=dict)
+    times: Times = field(init=False)
 
     def __post_init__(self) -> None:
         streaming = [p for p in self.app.procedures.values() if p.streaming]
         self._producer = {stream: p.name for p in streaming for stream in p.outputs}
         self._group_of = {member: group.name for group in self.app.nested_groups.values() for member in group.members}
+        self._wide = frozenset(name for name, schema in self.app.tables.items() if len(schema.partition_by) > 1)
         self.access_of = {p.name: self._effective_access(p) for p in self.app.procedures.values()}
         if not self.partial:
             self._check_complete()
         self._check_connected()
         nodes = self._topological_order([self._node(p.name) for p in streaming])
         self._infer_keys(nodes)
+        self.times = Times(self.app)
         self._build_units(nodes)
         for procedure in self.app.procedures.values():
             if not procedure.streaming:
@@ -83,6 +100,7 @@ class Graph:
                     (),
                     frozenset(),
                     self.access_of[procedure.name],
+                    wide=self._wide,
                 )
 
     # ---- nodes: procedures, with nested transactions contracted
@@ -105,7 +123,11 @@ class Graph:
             for member in self._members(node):
                 waiting[node] |= {self._node(p) for p in self._predecessors(member)} - {node}
                 if member.name in self._predecessors(member):
-                    raise DeclarationError(f"procedure {member.name} reads a stream that it emits to, which is a cycle")
+                    loop = ", ".join(stream for stream in member.outputs if stream in member.inputs)
+                    raise DeclarationError(
+                        f"procedure {member.name} reads {loop}, which it emits to: that is a cycle. Emit to another stream, or "
+                        f"keep the state in a table"
+                    )
         order: list[str] = []
         while waiting:
             ready = next((node for node, before in waiting.items() if before <= set(order)), None)
@@ -141,6 +163,9 @@ class Graph:
         numbered: dict[str, str | None] = {}  # stream -> the either-unit that numbers its batches
         next_rank: dict[str, int] = {}
         names = self._dataflow_names(nodes)
+        rekeying = Rekeying(self.app, {node: self._in_rank_order(node) for node in nodes}, names)
+        timed = [node for node in nodes if names[node] not in rekeying.dataflows]
+        self.times.add([member for node in timed for member in self._in_rank_order(node)])
         for node in nodes:
             members = self._in_rank_order(node)
             inside = {stream for member in members for stream in member.outputs}
@@ -165,7 +190,8 @@ class Graph:
                 self._check_asked_by(node, stream, number, numbered)
             dataflow = names[node]
             rank = next_rank.get(dataflow, 0)
-            next_rank[dataflow] = rank + len(members)
+            room = rekeying.room(node)
+            next_rank[dataflow] = rank + room
             unit = Unit(
                 node,
                 tuple(members),
@@ -178,16 +204,34 @@ class Graph:
                 _union(access for member in members for access in self.access_of[member.name]),
                 either,
                 number,
+                self._named(node, members, inputs, behind),
+                self._wide,
+                rekeying.rekeyed(node),
+                node in rekeying.divided,
+                room,
+                dataflow in rekeying.dataflows,
+                any(member.name in self.times.minding for member in members),
             )
             self.units.append(unit)
+            if dataflow in rekeying.dataflows:
+                self.times.leave_out(members, behind)
+            anew = {one.stream for one in unit.rekeyed}
             for stream in unit.outputs:
                 ancestors[stream] = behind
-                numbered[stream] = number
+                numbered[stream] = number or node if stream in anew else number
                 self.producer_of[stream] = node
             for stream in (*unit.inputs, *unit.awaited):
                 self.consumers.setdefault(stream, []).append(unit)
             for stream in behind:
                 self.caused_by.setdefault(stream, []).append(unit)
+
+    def _named(
+        self, node: str, members: list[Procedure], inputs: list[str], behind: frozenset[str]
+    ) -> tuple[Named, ...]:
+        """How rows name the partitions that the unit works on; unknown while a stream upstream has no producer yet."""
+        if any(not self._stream(s).border and s not in self.producer_of for s in inputs) or not behind:
+            return ()
+        return Naming(self.app, node, behind).of_unit((m, self.access_of[m.name]) for m in members)
 
     def _numbered(self, node: str, inputs: list[str], numbered: dict[str, str | None]) -> str | None:
         """The either-unit that numbers the batches of these inputs; None: they have the ids of border batches."""
@@ -195,6 +239,13 @@ class Graph:
         if len(set(numbers.values())) > 1:
             behind, by = next((s, n) for s, n in numbers.items() if n is not None)
             other = next(s for s, n in numbers.items() if n != by)
+            if by not in self.app.procedures or not self.app.procedures[by].either:
+                raise DeclarationError(
+                    f"{node} needs batches of the same id on {behind} and {other}, but {behind} is behind a stream with a key of "
+                    f"its own, which numbers its batches anew: the ids never correspond. Give {node} inputs=either({behind!r}, "
+                    f"{other!r}), so that it runs for each of them",
+                    procedure=node,
+                )
             raise DeclarationError(
                 f"{node} needs batches of the same id on {behind} and {other}, but {behind} is behind {by}, which has "
                 f"inputs=either(…) and renumbers its batches, and {other} has its ids from "
@@ -220,6 +271,17 @@ class Graph:
         if not unit.either:
             return list(unit.inputs) if unit.numbered_by in placed else None
         return [s for s in unit.inputs if s == stream or self.producer_of.get(s) in placed] or None
+
+    def unordered(self) -> set[str]:
+        """Streams with a key of their own whose producer has another one: batches of one key come from executions that have
+        no order among each other until they have ended. Consumers get them in order; who only listens does not.
+        """
+        return {
+            one.stream
+            for unit in self.units
+            for one in unit.rekeyed
+            if any(self.keyed[stream] is not None for stream in unit.inputs)
+        }
 
     def _in_rank_order(self, node: str) -> list[Procedure]:
         members = self._members(node)
@@ -287,7 +349,8 @@ class Graph:
         for stream in self.app.streams.values():
             if stream.border and stream.name not in read:
                 raise DeclarationError(
-                    f"border stream {stream.name} is read by no procedure: what is pushed to it would be lost",
+                    f"border stream {stream.name} is read by no procedure: what is pushed to it would be lost. Declare one with "
+                    f"inputs={stream.name!r}, or remove the stream",
                     stream=stream.name,
                 )
             if not stream.border and stream.name not in self._producer and stream.changelog_of is None:
@@ -342,7 +405,7 @@ class Graph:
     def _infer_keys(self, nodes: list[str]) -> None:
         """A procedure's inputs must be keyed alike, and its outputs inherit that key."""
         for stream in self.app.streams.values():
-            if stream.border:
+            if stream.border or stream.key is not None:
                 self.keyed[stream.name] = None if stream.key is None else stream.relation.column(stream.key).type.sql
         for node in nodes:
             for procedure in self._in_rank_order(node):
@@ -360,7 +423,7 @@ class Graph:
                         procedure=procedure.name,
                     )
                 kind = next(iter(kinds.values()), None)
-                self.keyed.update(dict.fromkeys(procedure.outputs, kind))
+                self.keyed.update((s, kind) for s in procedure.outputs if self._stream(s).key is None)
                 self._check_partitions(procedure, kind)
 
     def _check_partitions(self, procedure: Procedure, kind: str | None) -> None:
@@ -372,7 +435,7 @@ class Graph:
             if kind is None:
                 raise DeclarationError(
                     f"procedure {procedure.name}: {access} needs a keyed input, but its streams are not keyed; "
-                    f"declare key= on the border stream",
+                    f"declare key= on the border stream, or name columns: partition({access.table!r}, by=…)",
                     procedure=procedure.name,
                 )
             if column.type.sql != kind:
@@ -410,7 +473,7 @@ class Graph:
                 if table not in declared:
                     declared[table] = TableAccess(table, write=write)
                 elif write and not declared[table].write:
-                    declared[table] = TableAccess(table, write=True, by_key=declared[table].by_key)
+                    declared[table] = replace(declared[table], write=True)
         return tuple(declared.values())
 
 
@@ -422,10 +485,12 @@ def _union(accesses: Iterable[TableAccess]) -> tuple[TableAccess, ...]:
         if before is None:
             found[access.table] = access
         else:
+            restricted = before.restricted and access.restricted
             found[access.table] = TableAccess(
                 access.table,
                 write=before.write or access.write,
-                by_key=before.by_key and access.by_key,
+                by_key=restricted and (before.by_key or access.by_key),
+                by=tuple(dict.fromkeys([*before.by, *access.by])) if restricted else (),
                 committed=before.committed and access.committed,
             )
     return tuple(found.values())

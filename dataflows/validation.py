@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from tidegate.dataflows.definitions import Procedure, check_identifier
-from tidegate.errors import DeclarationError, TidegateError
+from tidegate.dataflows.definitions import Procedure, TableAccess, Trigger, check_identifier
+from tidegate.errors import DeclarationError, TidegateError, near
+from tidegate.storage.sql.statements import Statement
 from tidegate.streams.windows import WindowSpec, result_relation
 from tidegate.streams.windows.declare.checks import check_columns
 from tidegate.streams.windows.declare.joins import JoinSpec, check_join
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 def unknown(where: str, kind: str, name: object, known: Iterable[str]) -> DeclarationError:
     """The error for a name that was not declared, with the nearest one that was."""
     names = sorted(known)
-    close = get_close_matches(str(name), names, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else f"declared so far: {', '.join(names) or 'none'}"
-    return DeclarationError(f"{where}: there is no {kind} {name!r}; {hint}", name=name)
+    return DeclarationError(f"{where}: there is no {kind} {name!r}; {near(name, names, 'declared so far:')}", name=name)
 
 
 def not_callable(name: str, procedures: Mapping[str, Procedure], oltp: Iterable[str]) -> TidegateError:
@@ -35,6 +33,40 @@ def not_callable(name: str, procedures: Mapping[str, Procedure], oltp: Iterable[
             procedure=name,
         )
     return unknown("call", "procedure", name, oltp)
+
+
+def check_renames(app: App) -> None:
+    """What was renamed has one new name, and nothing else has the old one."""
+    declared = {
+        "table": set(app.tables),
+        "stream": set(app.streams),
+        "procedure": set(app.procedures),
+        "nested transaction": set(app.nested_groups),
+    }
+    claims = [(kind, name, old, old in declared[kind]) for (kind, name), old in app.renamed.items()]
+    for procedure in app.procedures.values():
+        for name, spec in procedure.windows.items():
+            if spec.renamed_from is not None:
+                owner, _, window = spec.renamed_from.rpartition(".")
+                owned = app.procedures.get(owner or procedure.name)
+                old = f"{owner or procedure.name}.{window}"
+                claims.append(
+                    ("window", f"{procedure.name}.{name}", old, owned is not None and window in owned.windows)
+                )
+    claimed: dict[tuple[str, str], str] = {}
+    for kind, name, old, kept in claims:
+        if not isinstance(old, str) or kept:
+            why = f"the app still has a {kind} {old}" if kept else "that is no name"
+            raise DeclarationError(
+                f"{kind} {name}: renamed_from={old!r}, but {why}; leave out renamed_from=, or remove the old {kind}",
+                name=name,
+            )
+        other = claimed.setdefault((kind, old), name)
+        if other != name:
+            raise DeclarationError(
+                f"{kind}s {other} and {name} are both renamed_from={old!r}; one of them continues it, the other is new",
+                name=name,
+            )
 
 
 def check_inputs(app: App, procedure: Procedure) -> None:
@@ -54,7 +86,8 @@ def check_inputs(app: App, procedure: Procedure) -> None:
         _check_either(app, procedure)
     if procedure.outputs and not procedure.inputs:
         raise DeclarationError(
-            f"procedure {procedure.name} has outputs but no inputs: only a batch has an id to emit under. "
+            f"procedure {procedure.name} has outputs ({', '.join(procedure.outputs)}) but no inputs: only a batch has an id "
+            f"to emit under. "
             f"Give it an input stream, or push to a border stream instead",
             procedure=procedure.name,
         )
@@ -65,7 +98,7 @@ def check_inputs(app: App, procedure: Procedure) -> None:
 def _check_either(app: App, procedure: Procedure) -> None:
     if len(procedure.inputs) < 2:
         raise DeclarationError(
-            f"procedure {procedure.name}: either(…) is for two or more streams, got {len(procedure.inputs)}; "
+            f"procedure {procedure.name}: either(…) is for two or more streams, got {', '.join(procedure.inputs) or 'none'}; "
             f"with one input, every batch starts it anyway",
             procedure=procedure.name,
         )
@@ -102,36 +135,56 @@ def check_outputs(app: App, procedure: Procedure) -> None:
             if name in other.outputs:
                 raise DeclarationError(
                     f"stream {name} has two producers, {other.name} and {procedure.name}; a stream has one. "
-                    f"Give one of them a stream of its own",
+                    f"Give one of them a stream of its own, and read both with inputs=either({name!r}, …)",
                     stream=name,
                 )
 
 
 def check_access(app: App, procedure: Procedure) -> None:
+    """What is named by partition fits its table, and the arguments that name partitions exist."""
     for access in procedure.access:
-        if not access.by_key:
-            continue
-        schema = app.tables[access.table]
-        if len(schema.partition_by) != 1:
-            how = "is not partitioned" if not schema.partition_by else "is partitioned by several columns"
+        if access.restricted:
+            _check_partitioned(procedure, access, app.tables[access.table].partition_by)
+            if not procedure.streaming:
+                _check_arguments(procedure, access)
+
+
+def _check_partitioned(procedure: Procedure, access: TableAccess, columns: tuple[str, ...]) -> None:
+    where = f"procedure {procedure.name}: {access}"
+    if not columns:
+        raise DeclarationError(
+            f"{where} needs a partitioned table, but {access.table} is not partitioned; declare it with "
+            f"app.table(…, partition_by='column')",
+            procedure=procedure.name,
+        )
+    if access.by_key and len(columns) > 1:
+        raise DeclarationError(
+            f"{where} needs a table partitioned by one column, but {access.table} is partitioned by several columns "
+            f"({', '.join(columns)}); name a value for each: partition({access.table!r}, by={columns!r})",
+            procedure=procedure.name,
+        )
+    for group in access.by:
+        if len(group) != len(columns):
+            names = [name for one in access.by for name in one]
+            form: object = names if len(columns) == 1 else tuple(names[: len(columns)])
             raise DeclarationError(
-                f"procedure {procedure.name}: {access} needs a table partitioned by one column, but {access.table} {how}; "
-                f"declare it with app.table(…, partition_by='column')",
+                f"{where}: {', '.join(group)} is {len(group)} name{'s' if len(group) > 1 else ''}, but {access.table} is "
+                f"partitioned by {', '.join(columns)}: a tuple has one name for each of these, and a list names several "
+                f"partitions. Perhaps by={form!r}",
                 procedure=procedure.name,
             )
-        if procedure.streaming and access.argument is not None:
-            raise DeclarationError(
-                f"procedure {procedure.name}: by={access.argument!r} is for OLTP procedures; a streaming procedure's "
-                f"partition is its batch's key",
-                procedure=procedure.name,
-            )
-        arguments = list(inspect.signature(procedure.function).parameters)[1:]
-        if not procedure.streaming and access.argument not in arguments:
-            raise DeclarationError(
-                f"procedure {procedure.name}: {access} needs by= one of its arguments ({', '.join(arguments) or 'none'}), "
-                f"got {access.argument!r}",
-                procedure=procedure.name,
-            )
+
+
+def _check_arguments(procedure: Procedure, access: TableAccess) -> None:
+    arguments = list(inspect.signature(procedure.function).parameters)[1:]
+    missing = [name for group in access.by for name in group if name not in arguments]
+    if missing or access.by_key:
+        got = missing[0] if missing else None
+        raise DeclarationError(
+            f"procedure {procedure.name}: {access} needs by= one of its arguments ({', '.join(arguments) or 'none'}), "
+            f"got {got!r}",
+            procedure=procedure.name,
+        )
 
 
 def check_windows(app: App, procedure: Procedure) -> None:
@@ -226,3 +279,39 @@ def check_prefetch(app: App, procedure: Procedure) -> None:
 def _no_repeats(procedure: Procedure, what: str, names: tuple[str, ...]) -> None:
     if len(set(names)) != len(names):
         raise DeclarationError(f"procedure {procedure.name}: {what} name a stream twice: {', '.join(names)}")
+
+
+def clashing(triggers: Mapping[str, Sequence[Statement]]) -> bool:
+    """Does the order matter in which the triggers of these windows run: does one write what another reads or writes?"""
+    windows = list(triggers)
+    return any(
+        one.writes & (other.writes | other.reads) or other.writes & one.reads
+        for place, name in enumerate(windows)
+        for later in windows[place + 1 :]
+        for one in triggers[name]
+        for other in triggers[later]
+    )
+
+
+def check_turns(app: App, procedure: str, trigger: Trigger) -> None:
+    """Triggers on several windows of a procedure that touch the same table run in the order in which the windows were
+    completed. Only windows by count over one stream tell which row that was.
+    """
+    windows = app.procedures[procedure].windows
+    found: dict[str, list[Statement]] = {}
+    for one in (*app.triggers, trigger):
+        if one.window is not None and one.window[0] == procedure:
+            found.setdefault(one.window[1], []).append(one.statement)
+    if len(found) < 2 or not clashing(found):
+        return
+    specs = [windows[name] for name in found]
+    told = [name for name in found if not (windows[name].plain and windows[name].kind == "count")]
+    if told or len({tuple(spec.streams) for spec in specs}) > 1:
+        tables = ", ".join(sorted(trigger.statement.writes))
+        raise DeclarationError(
+            f"triggers on windows {' and '.join(found)} of procedure {procedure} use the same table ({tables}), so their order "
+            f"matters; it would depend on how rows are split into batches, unless all of these windows are by count, over "
+            f"the same stream, without gaps, by= and compute= ({', '.join(told) or 'they are over several streams'}). Declare "
+            f"the windows in two procedures, or let the triggers use two tables",
+            procedure=procedure,
+        )

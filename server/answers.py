@@ -25,6 +25,7 @@ STATUS: tuple[tuple[type[TidegateError], int], ...] = (
     (errors.ProcedureFailed, 422),
     (errors.QueryRefused, 422),
     (errors.QueryFailed, 422),
+    (errors.FeedHalted, 409),
     (errors.StillWaiting, 409),
     (errors.Overloaded, 503),
     (errors.EngineClosed, 503),

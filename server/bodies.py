@@ -42,11 +42,21 @@ class Pushed(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Called(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of a call. ``encoding="tagged"``: values as ``tidegate.storage.codec`` writes them, without loss."""
+    """The body of a call. ``encoding="tagged"``: values as ``tidegate.storage.codec`` writes them, without loss; ``"text"``:
+    arguments as typed by a person. Plain ones and texts are read by the procedure's annotations.
+    """
 
     arguments: list[Any] = []
     named: dict[str, Any] = {}
     encoding: str = "plain"
+
+
+class Advanced(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a watermark."""
+
+    to: int | str
+    key: Any = None
+    batch_id: int | str | None = None
 
 
 class Queried(msgspec.Struct, forbid_unknown_fields=True):

@@ -20,7 +20,8 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from tidegate.engine.engine import Engine
-from tidegate.errors import EngineClosed, Overloaded, ServerError
+from tidegate.engine.fed import Fed
+from tidegate.errors import EngineClosed, FeedHalted, Overloaded, ServerError
 from tidegate.txn.entries import Call
 from tidegate.txn.ticket import Ticket
 
@@ -113,13 +114,21 @@ class Driver:
         return await future
 
     async def push(
-        self, stream: str, rows: Any, batch_id: int | None, source: str | None, offset: Any, after: Any
+        self,
+        stream: str,
+        rows: Any,
+        batch_id: int | None,
+        source: str | None,
+        offset: Any,
+        after: Any,
+        digest: str | None,
     ) -> Accepted:
         """Push a batch; returns when it is accepted and on disk. The ticket has its outcome."""
         engine = self.engine
 
         def job() -> tuple[Ticket, Ticket | None, int]:
-            ticket = engine.push(stream, rows, batch_id, timeout_s=0, source=source, offset=offset, after=after)
+            place = {"source": source, "offset": offset, "after": after}
+            ticket = engine.push(stream, rows, batch_id, timeout_s=0, digest=digest, **place)
             with engine.lock:
                 self.pushed[stream] += len(ticket.batch_ids)
                 return ticket, self._on_disk(ticket), engine.sequence
@@ -138,17 +147,31 @@ class Driver:
 
         return await self._accepted(job)
 
-    async def feed(self, stream: str, rows: list[Any], size: int, source: str | None, offset: Any, after: Any) -> int:
+    async def pass_time(self, act: Callable[[], Ticket]) -> Accepted:
+        """Advance or finish streams; returns when that is accepted and on disk."""
+        engine = self.engine
+
+        def job() -> tuple[Ticket, Ticket | None, int]:
+            ticket = act()
+            with engine.lock:
+                return ticket, self._on_disk(ticket), engine.sequence
+
+        return await self._accepted(job)
+
+    async def feed(self, stream: str, rows: list[Any], size: int, source: str | None, offset: Any, after: Any) -> Fed:
         """Feed rows. That may wait for room, so it has its own threads: answers make room, and arrive on this one."""
 
-        def job() -> int:
+        def job() -> Fed:
             try:
-                batches = self.engine.feed(stream, rows, size=size, source=source, offset=offset, after=after)
+                fed = self.engine.feed(stream, rows, size=size, source=source, offset=offset, after=after)
+            except FeedHalted as halted:
+                self.pushed[stream] += halted.result.batches
+                raise
             except BaseException as error:
                 raise _as_error(error) from error
             with self.engine.lock:
-                self.pushed[stream] += batches
-            return batches
+                self.pushed[stream] += fed.batches
+            return fed
 
         return await self._loop.run_in_executor(self._feeding, job)
 

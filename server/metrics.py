@@ -74,8 +74,8 @@ class _Engine(Collector):
         if facts["log"] is not None:
             yield _counter("log_bytes", "End of the command log, in bytes from its beginning.", facts["log"]["end"])
             yield _counter("log_syncs", "Syncs of the log since the server started.", facts["log"]["syncs"])
-            behind = max(0, facts["log"]["end"] - facts["log"]["synced"])
-            yield _gauge("log_unsynced_bytes", "Bytes of the log that are not on disk yet.", behind)
+            unsynced = facts["log"]["unsynced"]
+            yield _gauge("log_unsynced_bytes", "Bytes of the log that are not on disk yet.", unsynced)
             yield _gauge(
                 "log_taking",
                 "1 when the log accepts new records, 0 when it failed or is full.",

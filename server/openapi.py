@@ -9,7 +9,7 @@ from typing import Any
 from tidegate.dataflows.app import App
 from tidegate.server.bodies import ARROW, JSON, NDJSON
 from tidegate.server.looking import parameters
-from tidegate.server.table import ENDPOINTS, TAGS, Endpoint
+from tidegate.server.table import CALL_TAGS, ENDPOINTS, TAGS, Endpoint
 from tidegate.server.tokens import Tokens
 from tidegate.storage.schema import Relation
 from tidegate.storage.types import ColumnType
@@ -156,7 +156,7 @@ def _call(app: App, name: str) -> Schema:
                 "additionalProperties": False,
                 "examples": [dict.fromkeys(required, 1)],
             },
-            "encoding": TAGS,
+            "encoding": CALL_TAGS,
         },
     }
 
@@ -294,6 +294,19 @@ _SHARED: dict[str, Schema] = {
                 "pattern": "^[0-9]{1,18}$",
             },
             "encoding": TAGS,
+        },
+    },
+    "advance": {
+        "type": "object",
+        "required": ["to"],
+        "additionalProperties": False,
+        "properties": {
+            "to": {
+                "type": ["integer", "string"],
+                "description": "No row before this will follow: a time in ISO 8601, or a number where time is one.",
+            },
+            "key": {"description": "On a keyed stream, for this key; all so far without it."},
+            "batch_id": _nullable(INTEGER),
         },
     },
     "result": {

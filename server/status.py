@@ -9,7 +9,8 @@ from itertools import islice
 from typing import Any
 
 from tidegate.engine.engine import Engine
-from tidegate.engine.system_views import VIEWS, Question, questions
+from tidegate.engine.questions import Question, questions
+from tidegate.engine.system_views import VIEWS
 from tidegate.server.driver import Driver
 from tidegate.server.feeds import Feeds
 from tidegate.txn.locks import LowWaterMarks
@@ -42,7 +43,17 @@ def counters(engine: Engine, driver: Driver, feeds: Feeds) -> dict[str, Any]:
         "executor": engine.config.executor,
         "capacity": engine.config.capacity,
         "unfinished": len(engine.scheduler.live) + len(engine.scheduler.parked),
-        "halted": sorted(engine.scheduler.halted),
+        "halted": sorted({dataflow for dataflow, _ in list(engine.scheduler.halted)}),
+        "running": [
+            {
+                "procedure": txn.procedure,
+                "position": describe(txn.position),
+                "batch_id": txn.batch_id,
+                "running_s": seconds,
+            }
+            for txn, seconds in engine.lookout.running()
+            if seconds > 0
+        ],
         "requests_waiting": driver.queued,
         "overloaded": driver.refused,
         "pushed": dict(driver.pushed),
@@ -60,11 +71,20 @@ def counters(engine: Engine, driver: Driver, feeds: Feeds) -> dict[str, Any]:
         else {
             "end": durable.writer.end,
             "synced": durable.writer.synced,
+            "unsynced": max(0, durable.writer.appended - durable.writer.synced),  # marks do not count
             "syncs": durable.writer.syncs,
             "taking": durable.writer.taking,
         },
         "sources": {
-            name: {"stream": i.stream, "state": i.state, "rows": i.rows, "rejected": i.rejected, "lag": i.lag}
+            name: {
+                "stream": i.stream,
+                "state": i.state,
+                "rows": i.rows,
+                "rejected": i.rejected,
+                "undone": i.undone,
+                "halted": i.halted,
+                "lag": i.lag,
+            }
             for name, i in list(engine.ingestions.items())
         },
         "subscribers": feeds.facts(),
@@ -89,6 +109,7 @@ def _details(engine: Engine, feeds: Feeds) -> dict[str, Any]:
         "tables": _view(engine, "tables"),
         "set_aside": _view(engine, "set_aside"),
         "recent_merges": _newest(engine, "merges", engine.merger.done),
+        "halts": _view(engine, "halted"),
         "recent_aborts": _newest(engine, "aborts", engine.journal.aborts),
         "recent_dead_letters": _newest(engine, "dead_letters", engine.journal.dead_letters),
         "subscriptions": [
@@ -102,6 +123,7 @@ def question_facts(question: Question, wires: dict[str, RowWire]) -> dict[str, A
     """A question as a person sees it: where to answer, until when, and what to decide."""
     return {
         "question": question.id,
+        "digest": question.digest,
         "stream": question.stream,
         "key": question.key,
         "batch_id": question.batch_id,

@@ -27,6 +27,7 @@ WAIT: Query = {
 LATER: Query = {**WAIT, "wait": ({"type": "boolean", "default": False}, "Wait until it is done.")}
 WORK = {200: "ticket", 202: "ticket"}
 TAGS = {"type": "string", "enum": ["plain", "tagged"], "default": "plain"}
+CALL_TAGS = {"type": "string", "enum": ["plain", "tagged", "text"], "default": "plain"}
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class Endpoint:
         return (self.handler.__doc__ or "").strip().splitlines()[0]
 
 
+KEY: Query = {"key": ({"type": "string"}, "Only this key of it.")}
 PLACE: Query = {
     "source": ({"type": "string"}, "The source whose offset is stored with the batch."),
     "offset": ({"type": "string", "contentMediaType": "application/json"}, "The offset, as JSON."),
@@ -68,7 +70,9 @@ FOLLOW: Query = {
     "name": ({"type": "string", "minLength": 1, "maxLength": 200}, "A named, durable subscription."),
 }
 ENCODING: Query = {"encoding": (TAGS, "Of the value.")}
-QUESTION: Query = {"question": ({"type": "string"}, "The question's id, as it was asked; recommended.")}
+DIGEST: Query = {"digest": ({"type": "string"}, "The digest of what the question showed; required.")}
+ANSWERED: Query = {"question": ({"type": "string"}, "The question's id, as it was asked; recommended."), **DIGEST}
+WITHDRAWN: Query = {"question": ({"type": "string"}, "The question's id, as it was asked; required."), **DIGEST}
 
 ENDPOINTS = (
     Endpoint("POST", "/v1/streams/{stream}/batches", work.push, ("push",), "border", {**WAIT, **BATCH}, "rows", WORK),
@@ -81,6 +85,9 @@ ENDPOINTS = (
         {"size": ({"type": "integer", "minimum": 1, "default": 1}, "Rows per batch."), **PLACE},
         "fed",
     ),
+    Endpoint("POST", "/v1/streams/{stream}/advance", work.advance, ("push",), "border", WAIT, "advance", WORK),
+    Endpoint("POST", "/v1/streams/{stream}/finish", work.finish, ("push",), "border", WAIT, answers=WORK),
+    Endpoint("POST", "/v1/finish", work.finish_all, ("admin",), None, WAIT, answers=WORK),
     Endpoint(
         "GET",
         "/v1/streams/{stream}/events",
@@ -107,9 +114,17 @@ ENDPOINTS = (
         questions.answer,
         ("push",),
         "awaited",
-        {**WAIT, **QUESTION},
+        {**WAIT, **ANSWERED},
         "row",
         WORK,
+    ),
+    Endpoint(
+        "POST",
+        "/v1/questions/{stream}/{batch_id}/reask",
+        questions.reask,
+        ("admin",),
+        "awaited",
+        WITHDRAWN,
     ),
     Endpoint(
         "GET",
@@ -145,7 +160,10 @@ ENDPOINTS = (
         {"format": ({"type": "string", "enum": ["json", "text", "mermaid", "svg"], "default": "json"}, "")},
         answers={200: "graph"},
     ),
-    Endpoint("POST", "/v1/dataflows/{dataflow}/resume", work.resume, ("admin",)),
+    Endpoint("GET", "/v1/halted", work.halted, ("query",)),
+    Endpoint("POST", "/v1/dataflows/{dataflow}/resume", work.resume, ("admin",), None, KEY),
+    Endpoint("POST", "/v1/dataflows/{dataflow}/skip", work.skip, ("admin",), None, KEY),
+    Endpoint("POST", "/v1/dead_letters/{position}/requeue", work.requeue, ("admin",)),
     Endpoint("POST", "/v1/checkpoint", work.checkpoint, ("admin",)),
     Endpoint("GET", "/metrics", looking.metrics, ("query",), answers={200: "text"}),
     Endpoint("GET", "/health", looking.health),

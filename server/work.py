@@ -14,17 +14,18 @@ from tidegate.dataflows.validation import unknown
 from tidegate.engine.engine import Engine
 from tidegate.errors import CorruptionError, DataError
 from tidegate.server.answers import error_response, json_response, ticket_facts
-from tidegate.server.bodies import LARGE, Called, Pushed, aside, read_json, read_push, whole_number
+from tidegate.server.bodies import LARGE, Advanced, Called, Pushed, aside, read_json, read_push, whole_number
 from tidegate.server.context import Context, holder_of, log_facts
 from tidegate.server.driver import Accepted
 from tidegate.storage.codec import from_json, to_json
 from tidegate.txn.entries import Call
 from tidegate.txn.ticket import Ticket
-from tidegate.wire import finite, tagged
+from tidegate.wire import finite, read_value, tagged, whole
 
 LONGEST_WAIT_S = 300.0
 DEFAULT_WAIT_S = 30.0
 LOOK_EVERY_S = 0.05
+SHOWN = 100  # halts, and rows of each, in an answer
 
 
 async def push(request: Request, context: Context) -> Response:
@@ -51,12 +52,14 @@ def row_reader(context: Context, stream: str) -> Callable[[list[Any], bool], lis
     return read
 
 
-async def push_read(request: Request, context: Context, stream: str, pushed: Pushed) -> Response:
-    """Push rows that were read."""
+async def push_read(
+    request: Request, context: Context, stream: str, pushed: Pushed, digest: str | None = None
+) -> Response:
+    """Push rows that were read. ``digest``: they answer the question that shows this."""
     wait_s = _wait_s(request)
     assert not isinstance(pushed.batch_id, str)
     accepted = await context.driver.push(
-        stream, pushed.rows, pushed.batch_id, pushed.source, pushed.offset, pushed.after
+        stream, pushed.rows, pushed.batch_id, pushed.source, pushed.offset, pushed.after, digest
     )
     log_facts(request, stream=stream, batch_ids=accepted.ticket.batch_ids[:10], sequence=accepted.sequence)
     await _settled(context, accepted.ticket, wait_s)
@@ -76,8 +79,39 @@ async def feed(request: Request, context: Context) -> Response:
             f"offset and after to have a repeat recognised, or push one batch to /v1/streams/{stream}/batches",
             column="batch_id",
         )
-    batches = await context.driver.feed(stream, pushed.rows, size, pushed.source, pushed.offset, pushed.after)
-    return json_response({"batches": batches})
+    fed = await context.driver.feed(stream, pushed.rows, size, pushed.source, pushed.offset, pushed.after)
+    return json_response({**vars(fed), "committed": fed.committed})
+
+
+async def advance(request: Request, context: Context) -> Response:
+    """Say that no row before a time will follow on a border stream."""
+    stream = request.path_params["stream"]
+    border = context.engine.acceptance.border(stream)
+    told: Advanced = await read_json(request, context.settings, Advanced)
+    key = told.key if border.key is None else read_value(border.relation.column(border.key).type, told.key)
+    number = None if told.batch_id is None else whole(told.batch_id)
+    return await _passed(
+        request, context, lambda: context.engine.advance(stream, whole(told.to), key=key, batch_id=number, timeout_s=0)
+    )
+
+
+async def finish(request: Request, context: Context) -> Response:
+    """Say that nothing will follow on a border stream: all that waits for time fires."""
+    stream = request.path_params["stream"]
+    return await _passed(request, context, lambda: context.engine.finish(stream, timeout_s=0))
+
+
+async def finish_all(request: Request, context: Context) -> Response:
+    """Say that nothing will follow on any border stream."""
+    return await _passed(request, context, lambda: context.engine.finish(timeout_s=0))
+
+
+async def _passed(request: Request, context: Context, act: Callable[[], Ticket]) -> Response:
+    wait_s = _wait_s(request)
+    accepted = await context.driver.pass_time(act)
+    log_facts(request, batch_ids=accepted.ticket.batch_ids[:10], sequence=accepted.sequence)
+    await _settled(context, accepted.ticket, wait_s)
+    return await _outcome(request, context, accepted)
 
 
 async def call(request: Request, context: Context) -> Response:
@@ -102,8 +136,13 @@ def _prepared(engine: Engine, procedure: str, called: Called) -> tuple[Call, str
     if called.encoding == "tagged":
         arguments = [untagged(value) for value in arguments]
         named = {name: untagged(value) for name, value in named.items()}
-    elif called.encoding != "plain":
-        raise DataError(f"encoding must be 'plain' or 'tagged', got {called.encoding[:40]!r}", column="encoding")
+    elif called.encoding not in ("plain", "text"):
+        raise DataError(f"encoding must be plain, tagged or text, got {called.encoding[:40]!r}", column="encoding")
+    elif procedure in engine.graph.oltp:
+        text = called.encoding == "text"
+        if text and not all(isinstance(value, str) for value in (*arguments, *named.values())):
+            raise DataError("with encoding text, every argument is a text", column="encoding")
+        arguments, named = engine.runtime.programs[procedure].arguments.read(arguments, named, text)
     return engine.acceptance.prepare_call(procedure, tuple(arguments), named), called.encoding
 
 
@@ -117,7 +156,7 @@ async def ticket(request: Request, context: Context) -> Response:
 
 
 async def position(request: Request, context: Context) -> Response:
-    """The offset that a source pushed last, to continue from."""
+    """The offset that a source pushed last, to continue from: after all that was queued before, its own last push, too."""
     source = request.query_params.get("source")
     if source is None:
         raise DataError("name the source: ?source=NAME", column="source")
@@ -189,7 +228,7 @@ def _heavy(value: Any, most: int = 10_000) -> bool:
 def returned(value: Any, encoding: str) -> tuple[Any, str | None]:
     """What a procedure returned, as JSON; with a note when that loses information."""
     try:
-        if encoding == "tagged":
+        if encoding != "plain":
             return tagged(value), None
         to_json(value)  # can JSON represent it?
         return finite(value), None
@@ -225,11 +264,54 @@ def _wait_s(request: Request, default: str = "true") -> float | None:
 # ---- for operators
 
 
+async def halted(_: Request, context: Context) -> Response:
+    """What is halted: the error, where in the app's code, and the batch it stopped in front of."""
+    return json_response({"halted": await asyncio.to_thread(halts, context)})
+
+
+def halts(context: Context) -> list[dict[str, Any]]:
+    """What is halted, as JSON."""
+    with context.engine.lock:
+        found = context.engine.halted()
+    wires = context.feeds.wires
+    return [
+        {**vars(one), "batches": {name: wires[name].write(batch.rows[:SHOWN]) for name, batch in one.batches.items()}}
+        for one in found[:SHOWN]
+    ]
+
+
 async def resume(request: Request, context: Context) -> Response:
-    """Resume a halted dataflow."""
-    dataflow = request.path_params["dataflow"]
-    await context.driver.do(lambda: context.engine.resume(dataflow))
-    return json_response({"resumed": dataflow})
+    """Resume a halted dataflow, or one key of it."""
+    return await _continue(request, context, context.engine.resume, "resumed")
+
+
+async def skip(request: Request, context: Context) -> Response:
+    """Move the batch that a halted dataflow stopped in front of to the dead letters, and continue after it."""
+    return await _continue(request, context, context.engine.skip, "skipped")
+
+
+async def _continue(request: Request, context: Context, act: Callable[..., None], done: str) -> Response:
+    dataflow, key = request.path_params["dataflow"], request.query_params.get("key")
+    engine = context.engine
+
+    def job() -> None:
+        keys = {str(one): one for name, one in engine.scheduler.halted if name == dataflow}
+        act(dataflow, **({} if key is None else {"key": keys.get(key, key)}))
+
+    await context.driver.do(job)
+    return json_response({done: dataflow, "key": key})
+
+
+async def requeue(request: Request, context: Context) -> Response:
+    """Accept the batch of a dead letter again, as new work under a new id."""
+    letter = request.path_params["position"]
+
+    def job() -> Ticket:
+        return context.engine.requeue(letter)
+
+    found = await context.driver.do(job)
+    await _settled(context, found, DEFAULT_WAIT_S)
+    return await _outcome(request, context, Accepted(found, context.engine.sequence))
 
 
 async def checkpoint(_: Request, context: Context) -> Response:

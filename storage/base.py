@@ -88,16 +88,19 @@ class Base:
     # ---- schema
 
     def ensure_table(self, schema: TableSchema) -> None:
-        """Create the table if it is missing; refuse one whose columns differ from the declared ones."""
+        """Create the table if it is missing; refuse one whose columns differ from the declared ones: an app that has
+        changed was brought over before (:mod:`tidegate.storage.migration`).
+        """
         name, declared = base_name(schema), [(column.name, column.type.sql) for column in schema.columns]
         columns = ", ".join(f"{quote(column)} {kind}" for column, kind in declared)
         self.connection.execute(f"CREATE TABLE IF NOT EXISTS {name} ({columns})")
         stored = self.connection.execute(
             'SELECT name, "type" FROM pragma_table_info(?) ORDER BY cid', [name]
         ).fetchall()  # duckdb_columns() would look at every table and view, which takes 10 ms
-        if stored == declared[: len(stored)]:
-            for column, kind in declared[len(stored) :]:
-                self.connection.execute(f"ALTER TABLE {name} ADD COLUMN {quote(column)} {kind}")
+        if stored == declared:
+            return
+        if not self.sequence() and not self.count(schema):  # nothing was ever merged
+            self.connection.execute(f"CREATE OR REPLACE TABLE {name} ({columns})")
         else:
             raise DeclarationError(
                 f"table {schema.name} is stored in {self.path} as ({_columns(stored)}), but declared as "

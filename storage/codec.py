@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from tidegate.errors import CorruptionError, shown, text_of
+from tidegate.storage.column_rows import ColumnRows
 from tidegate.storage.jsontext import DEPTH
 from tidegate.storage.schema import Relation, Row
 from tidegate.storage.types import ColumnType
@@ -139,13 +140,14 @@ class RowCodec:
     """
 
     def __init__(self, relation: Relation) -> None:
+        self._relation = relation
         self._make: Callable[[Iterable[Any]], Row] = relation.named
         self._width = len(relation.columns)
         self._decoders = [(i, _decoder(c.type)) for i, c in enumerate(relation.columns) if not _plain(c.type)]
         self._direct = None if self._decoders else msgspec.msgpack.Decoder(tuple[relation.row, ...])  # type: ignore[name-defined]
 
-    def read(self, packed: bytes | msgspec.Raw) -> tuple[Row, ...]:
-        """Rows as stored, from their bytes."""
+    def read(self, packed: bytes | msgspec.Raw) -> tuple[Row, ...] | ColumnRows:
+        """Rows as stored, from what msgspec wrote."""
         if self._direct is not None:
             try:
                 return self._direct.decode(packed)
@@ -153,8 +155,10 @@ class RowCodec:
                 pass  # narrower than now
         return self.unpack(msgspec.msgpack.decode(packed))
 
-    def unpack(self, rows: Sequence[Sequence[Any]]) -> tuple[Row, ...]:
-        """Rows as stored, from rows as read. Those written together are equally wide."""
+    def unpack(self, rows: Sequence[Sequence[Any]] | bytes) -> tuple[Row, ...] | ColumnRows:
+        """Rows as stored, from rows as read. Those written together are equally wide. Bytes are columns."""
+        if isinstance(rows, bytes):
+            return ColumnRows.unpacked(self._relation, rows)
         if not self._decoders and rows and len(rows[0]) == self._width:
             return tuple(map(self._make, rows))
         found = []

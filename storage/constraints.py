@@ -115,7 +115,7 @@ def prepare_default(column: Column, connection: BaseConnection) -> Default:
         return lambda view: draw(view, draws[0])
     if draws:
         return lambda view: _evaluate(
-            view.database.session(),
+            view.database.connection(),
             sql,
             {f"p{i}": to_duckdb(draw(view, kind)) for i, kind in enumerate(draws)},
             column,

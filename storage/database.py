@@ -233,16 +233,22 @@ class Database:
 
     # ---- DuckDB for SQL in procedures
 
-    def session(self) -> BaseConnection:
+    def connection(self) -> BaseConnection:
         """This thread's own connection to the base."""
         connection: BaseConnection | None = getattr(self._local, "connection", None)
         if connection is None or self._local.opening != self.base.opening:
             self._local.opening = self.base.opening
-            connection = self._local.connection = BaseConnection(self.base.cursor())
+            connection = self._local.connection = BaseConnection(self.base.cursor(), threading.get_ident())
             self._connections.append(connection)
         return connection
 
-    def discard_session(self) -> None:
+    def interrupt(self, thread: int) -> None:
+        """Interrupt the query that this thread runs on its connection, if any."""
+        for connection in tuple(self._connections):
+            if connection.thread == thread:
+                connection.cursor.interrupt()
+
+    def discard_connection(self) -> None:
         """This thread's connection was interrupted: its next query could return anything, so that gets a new one.
 
         It closes with its last reference: another thread may be about to interrupt it.
@@ -262,14 +268,14 @@ class Database:
         """The same for many rows at once."""
         checks = self._checks.get(schema.name)
         if checks is None:
-            checks = self._checks[schema.name] = Checks(schema, self.session())
-        checks.enforce(rows, self.session)
+            checks = self._checks[schema.name] = Checks(schema, self.connection())
+        checks.enforce(rows, self.connection)
 
     def default(self, view: View, column: Column) -> Any:
         """The value of ``column``'s DEFAULT for a row inserted through ``view``."""
         found = self._defaults.get(id(column))
         if found is None:
-            found = self._defaults[id(column)] = (column, prepare_default(column, self.session()))
+            found = self._defaults[id(column)] = (column, prepare_default(column, self.connection()))
         return found[1](view)
 
     def close(self) -> None:

@@ -59,7 +59,7 @@ class Scratch:
         created = self._tables() - before
         if len(created) != 1:
             raise DeclarationError(
-                f"expected DDL that creates one table, but this creates {len(created)}: {_shorten(ddl)}", ddl=ddl
+                f"expected one CREATE TABLE, but this creates {len(created)} tables: {_shorten(ddl)}", ddl=ddl
             )
         return self._read_schema(created.pop(), partition_by)
 
@@ -73,6 +73,15 @@ class Scratch:
             ) from None
         self.relations.add(name)
         return Relation(name, self._columns(name))
+
+    def define_view(self, name: str, sql: str) -> tuple[tuple[str, str], ...]:
+        """Let the view be bound by those that follow; its columns, with DuckDB's names of their types."""
+        try:
+            self.connection.execute(f"CREATE VIEW {quote(name)} AS {sql}")
+            found = self.connection.sql(sql)
+        except duckdb.Error as error:
+            raise DeclarationError(f"view {name}: {error}", view=name) from None
+        return tuple(zip(found.columns, map(str, found.types), strict=True))
 
     def define_window(self, relation: Relation) -> None:
         """Let statements read the rows of a window, which has the columns of its stream."""

@@ -29,7 +29,7 @@ from tidegate.errors import EngineClosed, LogFailed, TidegateError
 
 ACCEPTING = "the acceptance of a batch or call"
 ENDING = "the end of an execution"
-RESUMING = "the resumption of a dataflow"
+REASKING = "the withdrawal of a question"
 TELLING = "the news of what is on disk"
 DELIVERING = "the record of what a subscriber has taken"
 MERGING = "a merge"

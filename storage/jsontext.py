@@ -6,6 +6,7 @@ import json
 import re
 from typing import Any
 
+from tidegate.storage.mismatch import wrong_type
 from tidegate.storage.unicode import HALF, is_unicode
 
 DEPTH = 128  # levels of lists and objects; many readers go no deeper
@@ -23,7 +24,7 @@ def checked_json(value: Any) -> str:
     """
     given = isinstance(value, str)
     if not given and not isinstance(value, (dict, list)):
-        raise ValueError(f"expected JSON text, a dict or a list, got {type(value).__name__}")
+        raise wrong_type("JSON text, a dict or a list", value, "json.dumps(value)")
     text = str.__str__(value) if given else _written(value)
     _check_depth(text)  # first: text that is too deep can't be parsed either
     if given:

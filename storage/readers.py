@@ -2,13 +2,14 @@
 
 ============================  ==================================================================
 :class:`Reader`               all rows, as of the execution's position
-:class:`PartitionReader`      the same, and only the rows of one partition: the one in ``View.partitions``
+:class:`PartitionReader`      the same, and only the rows of the partitions in ``View.partitions``
+:class:`CompositeReader`      the same, for a table that is partitioned by several columns
 :class:`CommittedReader`      all rows of the newest committed state; never waits, never writes
 ============================  ==================================================================
 
 Nearly every row that is read or changed is in memory and has no older versions. ``View.get``, ``insert`` and ``update``
-handle those themselves, from the attributes of a reader, the same way for a table and for a partition. Everything else
-is a method here.
+handle those themselves, from the attributes of a reader, the same way for a table and for partitions by one column.
+Everything else is a method here.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from copy import copy
 from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from tidegate.storage.indexes import SecondaryIndex
@@ -35,10 +37,10 @@ Constraint = Callable[["View", "Reader", Key, Row, Row | None], None]
 class Reader:
     """Access to all rows of one table, as of the execution's position.
 
-    Attributes: ``newest(key)``, the newest row if it is in memory, valid as it is above ``table.straight``; ``place``,
-    the column that says whether a row is in the partition, None where all are; ``changes``, functions that change
-    columns, by column names, cached as they are needed, empty where a change needs more checks; ``counts``, the indexes
-    whose entries are the visible rows; ``constraints``, the CHECKs and UNIQUE indexes to ask before a write.
+    Attributes: ``newest(key)``, the newest row if it is in memory, valid as it is above ``table.straight``; ``whole``,
+    whether all rows may be touched; ``place``, the column that alone says whether a row may be; ``changes``, functions
+    that change columns, by column names, cached as they are needed, empty where a change needs more checks; ``counts``,
+    the indexes whose entries are the visible rows; ``constraints``, what to ask before a write: CHECKs and UNIQUE indexes.
     """
 
     __slots__ = (
@@ -52,6 +54,7 @@ class Reader:
         "newest",
         "place",
         "table",
+        "whole",
         "write",
     )
 
@@ -60,12 +63,13 @@ class Reader:
         self.table = table
         self.name = schema.name
         self.write = write
+        self.whole = True
         self.place: int | None = None
         self.newest: Callable[[Key], Row | None] = table.newest_held
         self.named = schema.named
         self.key_of = schema.key_of
         self.conform = schema.conform
-        self.constraints = _constraints(table)
+        self.constraints: tuple[Constraint, ...] = _constraints(table)
         self.changes: Mapping[tuple[str, ...], Change] = schema.changes if write and not self.constraints else {}
         self.counts: Mapping[str | tuple[str, ...], SecondaryIndex] = table.indexed
 
@@ -80,7 +84,7 @@ class Reader:
     def get(self, view: View, key: Key) -> Any:
         """The row with this key, given in any form, as ``view`` sees it; or None."""
         key = self.table.schema.conform_key(key)
-        if self.place is not None:
+        if not self.whole:
             self.check(view, key)
         written = view.writes.get(self.name)
         if written is not None and key in written:
@@ -92,7 +96,7 @@ class Reader:
         """``get`` where ``newest`` has nothing, and the view has not written the key."""
         table = self.table
         if table.lacks(key) and table.straight < view.position and table.schema.conform_key(key) is key:
-            if self.place is not None:
+            if not self.whole:
                 self.check(view, key)
             return None  # every row is in memory, and the key was in its stored form
         return self.get(view, key)
@@ -122,46 +126,86 @@ class Reader:
         """Does ``view`` see what was committed up to this position, and by this commit?"""
         return view.position > position
 
-    # ---- the partition
+    # ---- partitions
 
-    def partition(self, view: View) -> tuple[Any, ...]:
-        """The partition that ``view`` is restricted to, empty if there is none."""
-        return ()
+    def partitions(self, view: View) -> Collection[Any] | None:
+        """The partitions that ``view`` is restricted to, see :class:`View`; None: all."""
+        return None
 
     def check(self, view: View, key: Key) -> None:
-        """Raise AccessError when this stored key is outside the partition."""
+        """Raise AccessError when this stored key is outside the partitions."""
 
     def inside(self, view: View, keys: Collection[Key]) -> Collection[Key]:
-        """Those of the stored keys that are inside the partition."""
+        """Those of the stored keys that are inside the partitions."""
         return keys
 
 
 class PartitionReader(Reader):
-    """Access to the rows of one partition, as of the execution's position."""
+    """Access to the rows of some partitions, as of the execution's position. One column says which a row is in."""
 
-    __slots__ = ()
+    __slots__ = ("value_of",)
 
     def __init__(self, table: VersionedTable, write: bool) -> None:
         super().__init__(table, write)
-        (column,) = table.schema.partition_by
-        self.place = table.schema.index_of[column]
+        schema = table.schema
+        (column,) = schema.partition_by
+        self.whole = False
+        self.place = schema.index_of[column]
         self.counts = {}
+        # the value of the partition column in a stored key; None: that is the key
+        self.value_of = itemgetter(schema.primary_key.index(column)) if len(schema.primary_key) > 1 else None
 
     def replaced(self, view: View, key: Key) -> Row | None:
         self.check(view, key)
         return super().replaced(view, key)
 
-    def partition(self, view: View) -> tuple[Any, ...]:
+    def partitions(self, view: View) -> Collection[Any] | None:
+        return view.partitions[self.name]
+
+    def check(self, view: View, key: Key) -> None:
+        mine = view.partitions[self.name]
+        if (key if self.value_of is None else self.value_of(key)) not in mine:
+            raise outside(view.procedure, self.table.schema, mine, key)
+
+    def inside(self, view: View, keys: Collection[Key]) -> Collection[Key]:
+        value_of, mine = self.value_of, view.partitions[self.name]
+        if value_of is None:
+            return [key for key in keys if key in mine]
+        return [key for key in keys if value_of(key) in mine]
+
+
+class CompositeReader(Reader):
+    """Access to the rows of some partitions of a table that is partitioned by several columns: every access is checked by a
+    method here.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, table: VersionedTable, write: bool) -> None:
+        super().__init__(table, write)
+        self.whole = False
+        self.newest = _unknown
+        self.constraints = (_check_partition, *self.constraints)
+        self.changes = {}
+        self.counts = {}
+
+    absent = Reader.get
+
+    def replaced(self, view: View, key: Key) -> Row | None:
+        self.check(view, key)
+        return super().replaced(view, key)
+
+    def partitions(self, view: View) -> Collection[Any] | None:
         return view.partitions[self.name]
 
     def check(self, view: View, key: Key) -> None:
         schema, mine = self.table.schema, view.partitions[self.name]
-        if schema.partition_of(key) != mine:
+        if schema.partition_of(key) not in mine:
             raise outside(view.procedure, schema, mine, key)
 
     def inside(self, view: View, keys: Collection[Key]) -> Collection[Key]:
         partition_of, mine = self.table.schema.partition_of, view.partitions[self.name]
-        return [key for key in keys if partition_of(key) == mine]
+        return [key for key in keys if partition_of(key) in mine]
 
 
 class CommittedReader(Reader):
@@ -195,6 +239,10 @@ def _constraints(table: VersionedTable) -> tuple[Constraint, ...]:
     """What a write to the table has to satisfy besides types, NOT NULL and the primary key."""
     unique = [partial(_check_unique, index) for index in table.indexes if index.unique]
     return (_check_row, *unique) if table.schema.checks else tuple(unique)
+
+
+def _check_partition(view: View, reader: Reader, key: Key, new: Row, old: Row | None) -> None:
+    reader.check(view, key)
 
 
 def _check_row(view: View, reader: Reader, key: Key, new: Row, old: Row | None) -> None:

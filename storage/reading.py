@@ -35,9 +35,9 @@ class StoredTables:
         self.sequence = int(facts.get("sequence", 0))
         self.tables: dict[str, list[tuple[str, str, bool]]] = {}
         self.keys: dict[str, list[str]] = {}
-        for name, (*columns, (_, *key)) in facts.get("schemas", {}).items():
-            self.tables[name] = [(column, kind, bool(nullable)) for column, kind, nullable in columns]
-            self.keys[name] = list(key)
+        for name, table in facts.get("declared", {"tables": {}})["tables"].items():
+            self.tables[name] = [(column, kind, bool(nullable)) for column, kind, nullable, _ in table["columns"]]
+            self.keys[name] = list(table["key"])
             self._connection.execute(f"CREATE VIEW {quote(name)} AS FROM tidegate_stored.{BASE_SCHEMA}.{quote(name)}")
 
     def query(self, sql: str, parameters: Sequence[Any] | Mapping[str, Any] = ()) -> pa.Table:

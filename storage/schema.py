@@ -11,7 +11,8 @@ from operator import itemgetter
 from typing import Any, Protocol
 from uuid import UUID
 
-from tidegate.errors import ConstraintError, DataError, DeclarationError, shown
+from tidegate.errors import ConstraintError, DataError, DeclarationError, MistakeError, near, shown
+from tidegate.storage.mismatch import WrongType
 from tidegate.storage.types import INTERVAL_DAYS, ColumnType
 from tidegate.storage.unicode import is_unicode
 
@@ -63,10 +64,13 @@ class Relation:
 
     ``conform(values, defaults)``: the stored row for ``values`` (a sequence in column order, or a mapping by name), types and
     NOT NULL checked. Rows from a relation named in :meth:`trust` were checked when they were stored.
+    ``fills``: of columns with a constant DEFAULT, the value in rows that do not name them; of a stream, that is all of
+    them.
     """
 
     name: str
     columns: tuple[Column, ...]
+    fills: Mapping[str, Any] = field(default_factory=dict, repr=False, kw_only=True)
     row: Any = field(init=False, repr=False)
     named: Callable[[Iterable[Any]], Any] = field(init=False, repr=False)  # a stored row as users see it
     index_of: dict[str, int] = field(init=False, repr=False)
@@ -103,25 +107,29 @@ class Relation:
 
     def column(self, name: str) -> Column:
         if name not in self.index_of:
-            raise DataError(
-                f"{self.name} has no column {name!r}; it has {', '.join(self.index_of)}",
-                relation=self.name,
-                column=name,
-            )
+            raise self.no_column(name)
         return self.columns[self.index_of[name]]
+
+    def no_column(self, name: object) -> MistakeError:
+        return MistakeError(
+            f"{self.name} has no column {name!r}; {near(name, self.index_of, 'it has')}",
+            relation=self.name,
+            column=name,
+        )
 
     def _conform_slowly(self, values: Any, defaults: Defaults | None = None) -> Row:
         """``conform`` for values that have to be converted, named or refused."""
         if isinstance(values, Mapping):
             values = self._from_mapping(values, defaults)
         if isinstance(values, str) or not isinstance(values, Sequence):
-            raise DataError(
-                f"a row of {self.name} must be a tuple, list or dict, got {type(values).__name__}: {shown(values)}",
+            raise MistakeError(
+                f"a row of {self.name} must be a tuple, list or dict, got {type(values).__name__}: {shown(values)}; wrap a "
+                f"single row in a list",
                 relation=self.name,
                 value=values,
             )
         if len(values) != len(self.columns):
-            raise DataError(
+            raise MistakeError(
                 f"a row of {self.name} has {len(self.columns)} columns ({', '.join(self.index_of)}), "
                 f"got {len(values)}: {shown(tuple(values))}",
                 relation=self.name,
@@ -133,13 +141,14 @@ class Relation:
         return made
 
     def check_value(self, column: Column, value: Any) -> Any:
-        """The stored form of one value, or a DataError naming relation, column and value."""
+        """The stored form of one value, or a DataError (MistakeError: for its type) naming relation, column and value."""
         if value is None:
             return None
         try:
             return column.type.coerce(value)
         except (ValueError, TypeError, ArithmeticError, AttributeError, RecursionError) as error:
-            raise DataError(
+            mistaken = isinstance(error, (WrongType, TypeError, AttributeError))
+            raise (MistakeError if mistaken else DataError)(
                 f"{self.name}.{column.name} ({column.type}) can't take {shown(value)}: {error}",
                 relation=self.name,
                 column=column.name,
@@ -147,23 +156,23 @@ class Relation:
             ) from None
 
     def _from_mapping(self, values: Mapping[str, Any], defaults: Defaults | None) -> list[Any]:
-        if unknown := [name for name in values if name not in self.index_of]:
-            raise DataError(
-                f"{self.name} has no column {', '.join(map(repr, unknown))}; it has {', '.join(self.index_of)}",
-                relation=self.name,
-                column=unknown[0],
-            )
+        for name in values:
+            if name not in self.index_of:
+                raise self.no_column(name)
         row = []
         for column in self.columns:
             if column.name in values:
                 row.append(values[column.name])
             elif column.default is not None and defaults is not None:
                 row.append(defaults.default(column))
+            elif column.name in self.fills:
+                row.append(self.fills[column.name])
             elif column.nullable:
                 row.append(None)
             else:
-                raise DataError(
-                    f"{self.name}.{column.name} is missing from {shown(dict(values))} and has no default",
+                raise MistakeError(
+                    f"{self.name}.{column.name} is missing from {shown(dict(values))}; it is NOT NULL and has no DEFAULT, so "
+                    f"give it a value",
                     relation=self.name,
                     column=column.name,
                 )
@@ -258,7 +267,7 @@ class TableSchema(Relation):
     def _check_change(self, name: str, value: Any) -> Any:
         column = self.column(name)
         if name in self.primary_key:
-            raise DataError(
+            raise MistakeError(
                 f"{self.name}.{name} is part of the primary key; delete the row and insert the new one",
                 relation=self.name,
                 column=name,
@@ -287,7 +296,7 @@ class TableSchema(Relation):
         if len(self.primary_key) == 1:
             return self._key_part(self.primary_key[0], key)
         if not isinstance(key, tuple) or len(key) != len(self.primary_key):
-            raise DataError(
+            raise MistakeError(
                 f"the key of {self.name} is the tuple ({', '.join(self.primary_key)}), got {shown(key)}",
                 relation=self.name,
                 value=key,

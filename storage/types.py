@@ -40,12 +40,14 @@ import pyarrow as pa
 
 from tidegate.errors import DeclarationError
 from tidegate.storage.jsontext import checked_json
+from tidegate.storage.mismatch import WrongType, wrong_type
 from tidegate.storage.unicode import HALF, is_unicode
 
 
 @dataclass(frozen=True)
 class ColumnType:
-    """One SQL type. ``coerce`` returns the stored form of a value, or raises ValueError saying what is expected.
+    """One SQL type. ``coerce`` returns the stored form of a value, or raises ValueError saying what is expected:
+    WrongType where no value of its type fits.
 
     Two are equal if they are the same SQL type: everything else follows from that.
     """
@@ -89,7 +91,7 @@ def _integer(name: str) -> ColumnType:
                 if isinstance(value, Decimal) and value.is_finite() and value.adjusted() < 20 and value % 1 == 0:
                     value = int(value)
                 else:
-                    raise ValueError(f"expected an integer, got {type(value).__name__}")
+                    raise wrong_type("an integer", value, "int(value)")
             else:
                 value = operator.index(value)
         if not low <= value <= high:
@@ -103,7 +105,7 @@ def _double(value: Any) -> float:
     if type(value) is float:
         return value
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, Decimal, np.integer, np.floating)):
-        raise ValueError(f"expected a number, got {type(value).__name__}")
+        raise wrong_type("a number", value, "float(value)")
     number = float(value)
     if isinstance(value, Decimal) and value.is_finite() and math.isinf(number):
         raise ValueError("out of range for DOUBLE")
@@ -129,8 +131,7 @@ def _decimal(precision: int, scale: int) -> ColumnType:
 
     def coerce(value: Any) -> Decimal:
         if isinstance(value, (bool, float, np.floating, np.bool_)) or not isinstance(value, (int, Decimal, np.integer)):
-            hint = "; write Decimal(str(value)) to choose the digits yourself" if isinstance(value, float) else ""
-            raise ValueError(f"expected a Decimal or an integer, got {type(value).__name__}{hint}")
+            raise wrong_type("a Decimal or an integer", value, "Decimal(str(value)) lets you choose the digits")
         number = value if isinstance(value, Decimal) else Decimal(int(value))
         if not number.is_finite():
             raise ValueError(f"{name} holds numbers only; use DOUBLE for NaN and Infinity, or NULL")
@@ -147,7 +148,7 @@ def _decimal(precision: int, scale: int) -> ColumnType:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"expected text, got {type(value).__name__}")
+        raise wrong_type("text", value, "str(value)")
     value = str.__str__(value)  # for a subclass, the text itself and not its str()
     if not is_unicode(value):
         raise ValueError(HALF)
@@ -159,14 +160,14 @@ def _boolean(value: Any) -> bool:
         return value
     if isinstance(value, np.bool_):
         return bool(value)
-    raise ValueError(f"expected true or false, got {type(value).__name__}")
+    raise wrong_type("true or false", value, "bool(value)")
 
 
 def _timestamp(value: Any) -> dt.datetime:
     if isinstance(value, np.datetime64):
         value = _in_microseconds(value)
     if not isinstance(value, dt.datetime):
-        raise ValueError(f"expected a datetime, got {type(value).__name__}")
+        raise wrong_type("a datetime", value, "datetime.fromisoformat(value)")
     if value != value:  # NaT of pandas
         raise ValueError("is not a time (NaT); use None for NULL")
     if value.tzinfo is not None:
@@ -190,15 +191,15 @@ def _in_microseconds(value: np.datetime64 | np.timedelta64) -> Any:
 
 def _date(value: Any) -> dt.date:
     if not isinstance(value, dt.date) or isinstance(value, dt.datetime):
-        raise ValueError(f"expected a date, got {type(value).__name__}")
+        raise wrong_type("a date", value, "value.date(), or date.fromisoformat(value)")
     return dt.date(value.year, value.month, value.day)
 
 
 def _time(value: Any) -> dt.time:
     if not isinstance(value, dt.time):
-        raise ValueError(f"expected a time, got {type(value).__name__}")
+        raise wrong_type("a time", value, "time.fromisoformat(value)")
     if value.tzinfo is not None:
-        raise ValueError(
+        raise WrongType(
             "expected a time without a time zone; use TIMESTAMP for a moment, or value.replace(tzinfo=None)"
         )
     return dt.time(value.hour, value.minute, value.second, value.microsecond)
@@ -211,7 +212,7 @@ def _interval(value: Any) -> dt.timedelta:
     if isinstance(value, np.timedelta64):
         value = _in_microseconds(value)
     if not isinstance(value, dt.timedelta):
-        raise ValueError(f"expected a timedelta, got {type(value).__name__}")
+        raise wrong_type("a timedelta", value, "timedelta(seconds=value)")
     if value != value:  # NaT of pandas
         raise ValueError("is not a time (NaT); use None for NULL")
     if not -INTERVAL_DAYS <= value.days < INTERVAL_DAYS:
@@ -221,13 +222,13 @@ def _interval(value: Any) -> dt.timedelta:
 
 def _uuid(value: Any) -> uuid.UUID:
     if not isinstance(value, uuid.UUID):
-        raise ValueError(f"expected a uuid.UUID, got {type(value).__name__}")
+        raise wrong_type("a uuid.UUID", value, "uuid.UUID(value)")
     return value if type(value) is uuid.UUID else uuid.UUID(int=value.int)
 
 
 def _blob(value: Any) -> bytes:
     if not isinstance(value, (bytes, bytearray, memoryview)):
-        raise ValueError(f"expected bytes, got {type(value).__name__}")
+        raise wrong_type("bytes", value, "value.encode()")
     return bytes(value)
 
 
@@ -238,7 +239,7 @@ def _list(element: ColumnType) -> ColumnType:
         if isinstance(value, np.ndarray):
             value = list(value) if value.dtype.kind in "mM" else value.tolist()  # it makes numbers of dates
         if not isinstance(value, (list, tuple)):
-            raise ValueError(f"expected a list, got {type(value).__name__}")
+            raise wrong_type("a list", value, "[value]")
         return tuple(None if item is None else inner(item) for item in value)
 
     return ColumnType(f"{element.sql}[]", "list", tuple, pa.list_(element.arrow), coerce, element=element)

@@ -24,14 +24,14 @@ def update_each(view: View, reader: Reader, keys: Iterable[Key], changes: dict[s
         return _in_turn(view, reader, keys, changes, computed, closed)
     change = reader.table.schema.change(tuple(changes))
     held, key_of, newest, named, position = reader.table, reader.key_of, reader.newest, reader.named, view.position
-    place, mine = reader.place, reader.partition(view)
+    place, mine = reader.place, reader.partitions(view) or ()
     written = view.writes.get(table, {})
     news: list[Row] = []
     changed: dict[Key, Any] = {}
     for key in keys:
         try:
             old = newest(key) if key not in written else None
-            if old is None or held.straight >= position or (place is not None and old[place] != mine[0]):
+            if old is None or held.straight >= position or (place is not None and old[place] not in mine):
                 old = view.get(table, key)
         except TypeError:  # an unhashable key
             old = view.get(table, key)

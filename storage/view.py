@@ -32,8 +32,9 @@ WriteSet = dict[str, dict[Key, Row | None]]
 class View:
     """Tables as of ``position``, restricted to ``access``, with private writes on top.
 
-    ``relations`` are extra named rows that SQL may read (the input batch, windows). ``now``, ``random`` and ``uuid`` are what
-    SQL's functions of these names return.
+    ``partitions``: for each table that is not declared whole, the values of its partition column (tuples of them, if there
+    are several columns) that may be touched. ``relations`` are extra named rows that SQL may read (the input batch,
+    windows). ``now``, ``random`` and ``uuid`` are what SQL's functions of these names return.
     """
 
     __slots__ = (
@@ -55,14 +56,14 @@ class View:
         access: Mapping[str, Reader],
         *,
         procedure: str = "query",
-        partitions: Mapping[str, tuple[Any, ...]] | None = None,
+        partitions: Mapping[str, Collection[Any]] | None = None,
         commit: int = 0,
     ) -> None:
         self.database = database
         self.position = position
         self.access = access
         self._procedure = procedure
-        self.partitions = partitions or {}
+        self.partitions: Mapping[str, Collection[Any]] = partitions or {}
         self.commit = commit
         self.writes: WriteSet = {}
         self._indexed: WriteIndex = NOTHING
@@ -84,7 +85,9 @@ class View:
             reader = self.access[table]
             if table in self.writes and key in self.writes[table]:
                 row = self.writes[table][key]
-                if reader.place is None or (row is not None and row[reader.place] == self.partitions[table][0]):
+                if reader.whole or (
+                    row is not None and reader.place is not None and row[reader.place] in self.partitions[table]
+                ):
                     return row
                 return reader.get(self, key)  # it was deleted, or another member of a nested transaction wrote it
             newest = reader.newest  # called as reader.newest(…), the interpreter would look for a method
@@ -93,7 +96,7 @@ class View:
             return (self.access.get(table) or self.undeclared(table)).get(self, key)
         if row is None:
             return reader.absent(self, key)
-        if reader.place is not None and row[reader.place] != self.partitions[table][0]:
+        if reader.place is not None and row[reader.place] not in self.partitions[table]:
             raise self._outside(reader, row)
         named = reader.named
         if reader.table.straight >= self.position:
@@ -230,7 +233,7 @@ class View:
             held = reader.table
             evictions = held.evictions
             if held.complete and newest(key) is None and held.evictions == evictions and held.straight < self.position:
-                if reader.place is not None and new[reader.place] != self.partitions[table][0]:
+                if reader.place is not None and new[reader.place] not in self.partitions[table]:
                     raise self._outside(reader, new)
                 self.writes[table] = {key: new}
                 return new
@@ -253,7 +256,7 @@ class View:
         """Insert the row, or replace the one with its primary key; returns it as stored."""
         reader = self.writable(table)
         new = reader.conform(values if row is None else row, self)
-        if reader.place is not None and new[reader.place] != self.partitions[table][0]:
+        if reader.place is not None and new[reader.place] not in self.partitions[table]:
             raise self._outside(reader, new)
         key = reader.key_of(new)
         if reader.constraints:
@@ -279,7 +282,7 @@ class View:
             return self._update_slowly(table, key, changes)
         if old is None or reader.table.straight >= self.position:
             return self._update_slowly(table, key, changes)
-        if reader.place is not None and old[reader.place] != self.partitions[table][0]:
+        if reader.place is not None and old[reader.place] not in self.partitions[table]:
             raise self._outside(reader, old)
         new = change(old, changes)
         key_of = reader.key_of
@@ -296,6 +299,8 @@ class View:
         reader = self.writable(table)
         old = self.get(table, key)
         if old is None:
+            for name in changes:
+                reader.table.schema.column(name)
             return None
         new = reader.table.schema.change(tuple(changes))(old, changes)
         key = reader.key_of(old)
@@ -384,5 +389,5 @@ class View:
         raise undeclared(self.procedure, table, self.database.tables)
 
     def _outside(self, reader: Reader, row: Row) -> AccessError:
-        """The error for a row outside the partition this execution works on."""
-        return outside(self.procedure, reader.table.schema, reader.partition(self), reader.key_of(row))
+        """The error for a row outside the partitions this execution works on."""
+        return outside(self.procedure, reader.table.schema, self.partitions[reader.name], reader.key_of(row))

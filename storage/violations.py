@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from difflib import get_close_matches
+from itertools import islice
 from typing import Any
 
-from tidegate.errors import AccessError, ConstraintError
+from tidegate.errors import AccessError, ConstraintError, near
 from tidegate.storage.indexes import SecondaryIndex
 from tidegate.storage.schema import Key, TableSchema
+
+SHOWN = 5  # partitions in an error
 
 
 def duplicate_key(schema: TableSchema, key: Key) -> ConstraintError:
@@ -53,17 +55,21 @@ def undeclared(procedure: str, table: str, known: Collection[str]) -> AccessErro
     if table in known:
         told = f"table {table} without declaring it; add reads=[{table!r}] (or writes=[{table!r}]) to its declaration"
     else:
-        close = get_close_matches(str(table), known, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"the app has {', '.join(sorted(known)) or 'no tables'}"
-        told = f"table {table!r}, which does not exist; {hint}"
+        told = f"table {table!r}, which does not exist; {near(table, sorted(known), 'the app has')}"
     return AccessError(f"procedure {procedure} uses {told}", procedure=procedure, relation=table)
 
 
-def outside(procedure: str, schema: TableSchema, partition: tuple[Any, ...], key: Key) -> AccessError:
+def outside(procedure: str, schema: TableSchema, partitions: Collection[Any], key: Key) -> AccessError:
+    """``partitions``: those it may touch, as in ``View.partitions``."""
+    told = [repr(p if len(schema.partition_by) > 1 else (p,)) for p in islice(partitions, SHOWN)]
+    more = f" and {len(partitions) - SHOWN} more" if len(partitions) > SHOWN else ""
+    what = f"partition{'s' if len(told) > 1 else ''} {', '.join(told)}{more}"
+    if not told:
+        what = "no partition (no row of its batch names one; NULL does not)"
     return AccessError(
-        f"procedure {procedure} works on partition {partition!r} of {schema.name} ({', '.join(schema.partition_by)}), "
-        f"but touched key {key!r}; declare the whole table (reads=[{schema.name!r}] or writes=[{schema.name!r}]) "
-        f"if it needs other partitions",
+        f"procedure {procedure} works on {what} of {schema.name} ({', '.join(schema.partition_by)}), "
+        f"but touched key {key!r}; name its partition too, with partition({schema.name!r}, by=[…]), or declare the whole table "
+        f"(reads=[{schema.name!r}] or writes=[{schema.name!r}])",
         procedure=procedure,
         relation=schema.name,
         key=key,

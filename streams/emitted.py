@@ -191,7 +191,7 @@ class Emitted:
             return
         self.since = saved["since"]
         for name, marks in saved["streams"].items():
-            if name in self.streams and _kind(marks) is type(self.streams[name]):
+            if _kind(marks) is type(self.streams[name]):  # keyed as it was
                 self.streams[name].restore(marks)
 
     def differences(self, again: Emitted) -> Iterable[str]:

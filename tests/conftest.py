@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from tidegate import mutex
 from tidegate.benchmarks.peers.postgres_server import PostgresServer, Unavailable, find_programs
 from tidegate.testing import ManualClock
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a job in the background: Ctrl-C is tested all the same
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 mutex.watch()  # whatever a test does, locks are taken in one order
 
 EXECUTORS = ("serial", "manual", "threads")

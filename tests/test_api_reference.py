@@ -51,7 +51,7 @@ INTERNAL = {
     "Ticket": {"arrive", "event", "expect", "listen", "resume", "stop"},
     "Transaction": {
         "default", "expired_error", "fire", "forget_written_index", "index_keys", "inputs", "insert_stored",
-        "procedure", "put", "put_all", "put_checked", "put_out", "restart", "rows_of", "seal", "undeclared",
+        "point", "procedure", "put", "put_all", "put_checked", "put_out", "restart", "rows_of", "seal", "undeclared",
         "visible", "writable",
     },
 }  # fmt: skip

@@ -1,6 +1,17 @@
-"""``python -m tidegate``: the command line."""
+"""The command, also as ``python -m tidegate``: interrupted at any moment, even while it is imported, it ends without a trace."""
 
-from tidegate.cli.main import main
+import sys
+
+
+def main() -> None:
+    """Import the command line, and run it."""
+    try:
+        from tidegate.cli.main import main
+
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)
+
 
 if __name__ == "__main__":
     main()

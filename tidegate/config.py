@@ -20,6 +20,8 @@ class Config:
     ``merge_rows``: fold committed changes into the DuckDB base when this many rows have changed; engines with threads or a
     directory do it in the background, and also every ``merge_every_s`` seconds.
     ``cached_rows``: rows of one table kept in memory; a table that fits is held whole.
+    ``procedure_deadline_s``: an execution that runs longer is stopped, and has failed (``on_failure``); None: it may take as
+    long as it likes. A procedure's own ``deadline_s`` takes its place.
 
     ``backend``: where windows that name no backend are evaluated: ``"local"``, ``"spark"`` or ``"auto"`` (whichever is
     measured to be faster). ``spark``: a SparkSession, a master URL, or None for one embedded in this process, started
@@ -43,6 +45,7 @@ class Config:
     merge_rows: int = 100_000
     merge_every_s: float = 60.0
     cached_rows: int = 2_000_000
+    procedure_deadline_s: float | None = 60.0
     backend: Literal["local", "spark", "auto"] = "local"
     spark: Any = None
     look_ahead: int = 256
@@ -65,5 +68,12 @@ class Config:
                 raise TidegateError(f"config {name} must be a positive whole number, got {value!r}")
         if not isinstance(self.tune_process, bool):
             raise TidegateError(f"config tune_process must be True or False, got {self.tune_process!r}")
+        limit_s = self.procedure_deadline_s
+        if limit_s is not None and (
+            isinstance(limit_s, bool) or not isinstance(limit_s, (int, float)) or not limit_s > 0
+        ):
+            raise TidegateError(
+                f"config procedure_deadline_s must be a positive number of seconds or None, got {limit_s!r}"
+            )
         if not 0 <= self.max_delay_s <= 60:
             raise TidegateError(f"config max_delay_s must be between 0 and 60 seconds, got {self.max_delay_s!r}")

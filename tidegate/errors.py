@@ -4,13 +4,17 @@
     ├── DeclarationError      the app as declared can't run: unknown name, cycle, two producers, ...
     ├── StatementError        SQL that does not parse, bind or evaluate
     ├── DataError             a value does not fit its column
-    │   └── ConstraintError   PRIMARY KEY, NOT NULL, UNIQUE or CHECK refused a row
+    │   ├── ConstraintError   PRIMARY KEY, NOT NULL, UNIQUE or CHECK refused a row
+    │   └── MistakeError      ... whatever the data: an unknown column, a wrong number of columns, a wrong type or key
     ├── AccessError           a procedure touched something it did not declare
     ├── BatchError            a border batch that can't be accepted: its id is out of order or taken
-    │   └── NotAsked          ... because it answers a question that is not open
-    ├── Aborted               the transaction was undone on purpose (txn.abort, or a row that was refused)
+    │   ├── NotAsked          ... because it answers a question that is not open
+    │   └── QuestionChanged   ... because it answers something else than the question shows now
+    ├── Aborted               the transaction was undone on purpose (txn.abort, or data that its table refused)
     │   └── DeadlineExceeded  ... because it ran past its deadline
     ├── ProcedureFailed       a procedure raised, and its retries are used up
+    │   └── Runaway           ... or it did not end, and was stopped
+    ├── FeedHalted            the rows of a feed are accepted, and wait: their dataflow is halted
     ├── StillWaiting          nothing can run now; names what the work waits for
     ├── Overloaded            the queues are full
     ├── EngineClosed          the engine was closed
@@ -41,7 +45,8 @@ that programs need not parse the text. Any foreign text that it quotes is made s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
 from typing import Any
 
 
@@ -75,6 +80,18 @@ def shown(value: object) -> str:
     return f"{told[:half]} … ({len(told) - SHOWN} more) … {told[-half:]}"
 
 
+def near(name: object, known: Iterable[str], otherwise: str) -> str:
+    """The hint for an unknown name: the known one that looks like it, or ``otherwise`` and all of them.
+
+    >>> near("patients_id", ["patient_id", "bed"], "it has")
+    "did you mean 'patient_id'?"
+    """
+    names = list(known)
+    lowered = {one.lower(): one for one in names}
+    close = get_close_matches(str(name).lower(), lowered, n=1)
+    return f"did you mean {lowered[close[0]]!r}?" if close else f"{otherwise} {', '.join(names) or 'none'}"
+
+
 class TidegateError(Exception):
     """Base of all errors raised by tidegate."""
 
@@ -100,6 +117,12 @@ class ConstraintError(DataError):
     """A row was refused by a constraint. Facts: ``relation``, ``constraint``, ``key`` or ``column``."""
 
 
+class MistakeError(DataError):
+    """What was given can't be a row, a value or a key here, whatever the data. In a procedure it is a mistake of its
+    code: the procedure has failed, it has not aborted. Facts: ``relation``, and ``column`` or ``value``.
+    """
+
+
 class AccessError(TidegateError):
     """A procedure touched something it did not declare. Facts: ``procedure``, ``relation``."""
 
@@ -110,6 +133,12 @@ class BatchError(TidegateError):
 
 class NotAsked(BatchError):
     """An answer to a question that is not open. Facts: ``stream``, ``batch_id``."""
+
+
+class QuestionChanged(BatchError):
+    """An answer to something else than what the question shows now. Facts: ``stream``, ``batch_id``, ``digest`` (of what is
+    asked now), ``question`` (not over HTTP).
+    """
 
 
 class Aborted(TidegateError):
@@ -127,12 +156,29 @@ class DeadlineExceeded(Aborted):
 
 
 class ProcedureFailed(TidegateError):
-    """A procedure raised and its retries are used up. Facts: ``procedure``, ``attempts``, ``on_failure``."""
+    """A procedure raised and its retries are used up. Facts: ``procedure``, ``attempts``, ``on_failure``, ``trace`` (the
+    frames of the app's code, as text).
+    """
 
     procedure: str
     attempts: int
     on_failure: str
+    trace: str = ""
     parked: list[int] | None = None
+
+
+class Runaway(ProcedureFailed):
+    """A procedure ran past the engine's deadline (``procedure_deadline_s``) and was stopped. Facts: ``limit_s``, too."""
+
+    limit_s: float
+    position: int
+
+
+class FeedHalted(TidegateError):
+    """The rows of a feed are accepted, but their dataflow is halted. Facts: ``dataflow``, ``fed`` (rows), ``result``."""
+
+    fed: int
+    result: Any = None
 
 
 class StillWaiting(TidegateError):

@@ -5,18 +5,22 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterable
 
-from tidegate.errors import StillWaiting
+from tidegate.errors import ProcedureFailed, StillWaiting
 from tidegate.txn.entries import Call
 from tidegate.txn.execution import Execution
 from tidegate.txn.program import UnitProgram
+from tidegate.txn.shown import Shown
 from tidegate.txn.ticket import Ticket
 from tidegate.txn.transaction import Transaction
 
 
 class Context:
-    """What an executor keeps with an unfinished execution."""
+    """What an executor keeps with an unfinished execution.
 
-    __slots__ = ("asked_at", "call", "program", "started_at", "tickets", "time", "txn")
+    ``shown``: the questions it has asked, the last one last. ``failure``: why its dataflow is halted in front of it.
+    """
+
+    __slots__ = ("call", "failure", "program", "shown", "started_at", "tickets", "time", "txn")
 
     def __init__(self, program: UnitProgram, time: dt.datetime, ticket: Ticket, call: Call | None = None) -> None:
         self.program = program
@@ -25,7 +29,8 @@ class Context:
         self.tickets = [ticket]
         self.txn: Transaction | None = None
         self.started_at: float | None = None
-        self.asked_at: float | None = None
+        self.shown: tuple[Shown, ...] = ()
+        self.failure: ProcedureFailed | None = None
 
 
 def still_waiting(executions: Iterable[Execution], ticket: Ticket) -> StillWaiting:

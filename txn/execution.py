@@ -7,11 +7,22 @@ from enum import Enum
 from typing import Any
 
 from tidegate.dataflows.graph import Unit
+from tidegate.dataflows.partitions import Partitions
 from tidegate.streams.batch import Batch
 from tidegate.txn.locks import Item
 from tidegate.txn.positions import Position, describe
 
 Inputs = dict[str, Batch | None]  # by stream; None: its batch has no rows
+
+
+class Coming(Enum):
+    """In place of a batch whose producer has not ended."""
+
+    COMING = "coming"
+
+
+Part = Batch | Coming | None
+Parts = dict[str, dict[Any, Part]]  # by stream and key; None: its batch has no rows
 
 
 class State(Enum):
@@ -76,8 +87,10 @@ class Execution:
 
     ``entry``: the sequence number it was admitted with; it stays the same when resuming a halted dataflow changes the
     position. ``reason``: what it was waiting for when last checked (``Scheduler.waiting`` checks again). ``until``: it
-    waits for a lock, and is checked again when the execution at this position is gone. ``context``: belongs to the
-    executor; the scheduler does not look inside.
+    waits for a lock, and is checked again when the execution at this position is gone. ``partitions``: what the rows of its
+    batches name, if the unit names partitions by them. ``parts``: it is still to be divided into one execution per key; what is
+    known of the keys on each of its inputs. ``context``: belongs to the executor; the scheduler does not look
+    inside.
     """
 
     unit: Unit
@@ -89,11 +102,13 @@ class Execution:
     inputs: Inputs
     missing: set[str]
     entry: int
+    partitions: Partitions
     state: State = State.WAITING
     reason: Reason = READY
     until: Position | None = None
     started: bool = False
     context: Any = None
+    parts: Parts | None = None
 
     def become(self, state: State) -> None:
         assert state in TRANSITIONS[self.state], f"{self} can't go from {self.state} to {state}"
@@ -106,16 +121,21 @@ class Execution:
 
     @property
     def in_vain(self) -> bool:
-        """Whether it will never start: a batch it needs has no rows. An either-unit: none of its batches has rows."""
-        if self.unit.either:
-            return not self.missing and all(batch is None for batch in self.inputs.values())
-        return None in self.inputs.values()
+        """Whether it will never start: a batch it needs has no rows. An either-unit: none of its batches has rows. A unit
+        that minds time is told of it on any input, and waits for all of them.
+        """
+        if self.parts is not None:
+            return not self.unit.either and not all(self.parts.values())
+        if self.missing and (self.unit.either or self.unit.minds):
+            return False
+        return self.unit.in_vain(self.inputs.values())
 
     def __lt__(self, other: Execution) -> bool:
         return self.position < other.position
 
     def __str__(self) -> str:
         key = "" if self.key is None else f" key {self.key!r}"
+        key = key if self.parts is None else " for all its keys"
         batch = "" if self.batch_id is None else f" on batch {self.batch_id}{key}"
         return f"{self.unit.name}{batch} at position {describe(self.position)}"
 
@@ -126,3 +146,4 @@ class Partial:
 
     arrived: set[str] = field(default_factory=set)
     inputs: Inputs = field(default_factory=dict)
+    named: dict[str, Batch] = field(default_factory=dict)  # batches that are no inputs, but whose rows name partitions

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NoReturn
 
 from tidegate.dataflows.app import App
+from tidegate.dataflows.arguments import Arguments
 from tidegate.dataflows.definitions import Procedure, TableAccess
 from tidegate.dataflows.graph import Graph, Unit
+from tidegate.dataflows.times import minds
+from tidegate.dataflows.validation import clashing
 from tidegate.errors import AccessError, DataError
 from tidegate.storage.database import Database
-from tidegate.storage.readers import CommittedReader, PartitionReader, Reader
+from tidegate.storage.readers import CommittedReader, CompositeReader, PartitionReader, Reader
 from tidegate.storage.schema import Relation
 from tidegate.storage.sql.statements import Statement
 from tidegate.streams.windows import WindowState
-from tidegate.streams.windows.declare.declared import Declared, open_window, window_relation
+from tidegate.streams.windows.declare.declared import open_window, window_relation
 from tidegate.streams.windows.evaluate.ahead import LookAhead
 from tidegate.streams.windows.evaluate.backends import REFERENCE, Evaluation
-from tidegate.streams.windows.evaluate.plan import Plan
+from tidegate.streams.windows.evaluate.plan import Plan, shared_backend
 from tidegate.txn.watchdog import user_code
 
 
@@ -43,7 +47,7 @@ class Program:
         self.plain_input = procedure.inputs[0] if len(procedure.inputs) == 1 and not self.awaited else None
         declared = graph.access_of[procedure.name]
         self.access = {access.table: bind_access(access, database) for access in declared}
-        self.by_key = tuple(access.table for access in declared if access.by_key)
+        self.restricted = tuple(access.table for access in declared if access.restricted)
         self._pass_on_unchecked()
         self.windows: dict[str, dict[Any, WindowState]] = {name: {} for name in procedure.windows}
         self.windows_of = self.name if procedure.windows else None  # whose windows the names in its SQL mean
@@ -71,8 +75,16 @@ class Program:
                 self.window_triggers.setdefault(trigger.window[1], []).append(trigger.statement)
             else:
                 self.stream_triggers.setdefault(str(trigger.stream), []).append(trigger.statement)
+        self.in_turn = clashing(self.window_triggers)
         self.timed = any(not spec.plain for spec in procedure.windows.values())
+        self.minds = procedure.name in graph.times.minding
+        self.passes: Mapping[str, bool] = graph.times.passes.get(procedure.name, {})
+        self.minding = frozenset(name for name, spec in procedure.windows.items() if minds(spec)) if self.minds else ()
+        covered = {stream for spec in procedure.windows.values() for stream in spec.streams}
+        self.uncovered = tuple(name for name in self.inputs if name not in covered)
+        self.marks: dict[Any, dict[str, int]] = {}  # key -> the last watermark on each input; "": passed on
         self._signature = inspect.signature(procedure.function)
+        self.arguments = Arguments(procedure.name, procedure.function)
         self.prepares = bool(self.window_triggers) or any(s in self.stream_triggers for s in self.inputs)
 
     def _pass_on_unchecked(self) -> None:
@@ -85,33 +97,39 @@ class Program:
 
     def bind_call(
         self, arguments: tuple[Any, ...], named: dict[str, Any]
-    ) -> tuple[tuple[tuple[Any, ...], dict[str, Any]], dict[str, tuple[Any, ...]]]:
+    ) -> tuple[tuple[tuple[Any, ...], dict[str, Any]], dict[str, Collection[Any]]]:
         """Check a client's arguments against the function, and find the partitions that they name."""
         try:
             bound = self._signature.bind(None, *arguments, **named)
         except TypeError as error:
             wanted = ", ".join(list(self._signature.parameters)[1:])
             raise DataError(f"{self.name}({wanted}) got the wrong arguments: {error}", relation=self.name) from None
-        partitions = {}
-        if self.by_key:
+        partitions: dict[str, Collection[Any]] = {}
+        if self.restricted:
             bound.apply_defaults()
             for access in self.procedure.access:
-                if access.by_key:
-                    schema = self.access[access.table].table.schema
-                    column = schema.column(schema.partition_by[0])
-                    value = schema.check_value(column, bound.arguments[str(access.argument)])
-                    if value is None:
-                        raise DataError(
-                            f"{self.name}: {access.argument} selects the partition of {access.table} by "
-                            f"{access.table}.{column.name}, so it can't be NULL",
-                            relation=access.table,
-                            column=column.name,
-                        )
-                    partitions[access.table] = (value,)
+                if access.restricted:
+                    partitions[access.table] = self._named_by(access, bound.arguments)
         return (arguments, named), partitions
 
-    def window_spec(self, name: str) -> Declared:
-        return self.procedure.windows[name]
+    def _named_by(self, access: TableAccess, arguments: Mapping[str, Any]) -> Collection[Any]:
+        """The partitions of a table that the arguments of a call name."""
+        schema = self.access[access.table].table.schema
+        columns = [schema.column(name) for name in schema.partition_by]
+        found = []
+        for group in access.by:
+            values = tuple(schema.check_value(c, arguments[name]) for c, name in zip(columns, group, strict=True))
+            if None not in values:
+                found.append(values[0] if len(values) == 1 else values)
+        if not found:
+            names = [name for group in access.by for name in group]
+            raise DataError(
+                f"{self.name}: {' and '.join(names)} select{'s' if len(names) == 1 else ''} the partition of {access.table} by "
+                f"{', '.join(f'{access.table}.{column.name}' for column in columns)}, so it can't be NULL",
+                relation=access.table,
+                column=columns[0].name,
+            )
+        return tuple(found) if len(found) == 1 else dict.fromkeys(found)
 
     def window(self, name: str, key: Any) -> WindowState:
         """The state of a window for one key of its stream."""
@@ -174,7 +192,10 @@ def over(procedure: str) -> AccessError:
 class UnitProgram:
     """A unit of atomicity bound to one engine: its members' programs in rank order.
 
-    ``plain``: every member runs when there is a batch on its only input; none waits or fires EE triggers.
+    ``plain``: every member runs when there is a batch on its only input; none waits, fires EE triggers, minds time, or emits
+    to a stream with a key of its own. ``made``: streams on which it may pass on a watermark. ``deadline_s``:
+    what its members declare. ``unlimited``: the engine's deadline is not for it: a member declares ``math.inf``, or has a
+    window that Spark evaluates.
     """
 
     def __init__(self, unit: Unit, programs: dict[str, Program]) -> None:
@@ -184,9 +205,18 @@ class UnitProgram:
         self.inputs = unit.inputs
         self.only_input = unit.inputs[0] if len(unit.inputs) == 1 else None
         self.members = tuple(programs[procedure.name] for procedure in unit.members)
-        self.plain = all(member.plain_input is not None and not member.prepares for member in self.members)
-        self.by_key = tuple(dict.fromkeys(table for program in self.members for table in program.by_key))
-        self.deadline_s = min((m.deadline_s for m in unit.members if m.deadline_s is not None), default=None)
+        self.rekeyed = unit.rekeyed
+        self.minds = unit.minds
+        self.made = frozenset(unit.outputs) if unit.minds else frozenset[str]()
+        ready = all(member.plain_input is not None and not member.prepares for member in self.members)
+        self.plain = ready and not unit.minds and not unit.rekeyed
+        self.named = unit.named
+        restricted = dict.fromkeys(table for program in self.members for table in program.restricted)
+        self.by_key = tuple(restricted) if not self.named else ()
+        deadline_s = min((m.deadline_s for m in unit.members if m.deadline_s is not None), default=None)
+        self.deadline_s = None if deadline_s == math.inf else deadline_s
+        far = any(plan.backend is not shared_backend() for member in self.members for plan in member.plans.values())
+        self.unlimited = deadline_s == math.inf or far
         if self.deadline_s is not None:
             for member in self.members:
                 member.function = user_code(member.function)
@@ -199,4 +229,6 @@ def bind_access(access: TableAccess, database: Database) -> Reader:
     table = database.tables[access.table]
     if access.committed:
         return CommittedReader(table)
-    return (PartitionReader if access.by_key else Reader)(table, access.write)
+    if access.restricted:
+        return (PartitionReader if len(table.schema.partition_by) == 1 else CompositeReader)(table, access.write)
+    return Reader(table, access.write)

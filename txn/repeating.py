@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 import msgspec
 
 from tidegate.errors import RecoveryRefused
-from tidegate.txn.log.record import Executed
+from tidegate.txn.log.record import Asked, Executed
 from tidegate.txn.positions import describe
-from tidegate.txn.scheduler import Scheduler
+from tidegate.txn.scheduler import Scheduler, halt_of
+from tidegate.txn.shown import Shown, record_of
 from tidegate.txn.ticket import Ticket
 from tidegate.txn.transaction import Transaction
 
@@ -22,8 +23,9 @@ class Report:
 
     replayed: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)  # records that were deliberately not run
     seconds: float = 0.0
-    unlogged: list[Executed] = field(default_factory=list)  # failures of the replay that are still to be logged
+    unlogged: list[Executed | Asked] = field(default_factory=list)  # what the replay did that is still to be logged
 
     @property
     def records(self) -> int:
@@ -36,7 +38,7 @@ class Report:
 
 
 class Unlogged:
-    """Failures in a replay of mode weak that are not in the log, because its end did not reach the disk.
+    """Failures and questions in a replay of mode weak that are not in the log, because its end did not reach the disk.
 
     They are logged when the engine opens, so that the next replay repeats them.
     """
@@ -44,29 +46,38 @@ class Unlogged:
     mode = "weak"
 
     def __init__(self) -> None:
-        self.records: list[Executed] = []
+        self.records: list[Executed | Asked] = []
         self.repeating = False  # whether the current outcome comes from the log
 
     def committed(self, txn: Transaction) -> None:
         pass
 
-    def ended(self, txn: Transaction, outcome: str, reason: str, parked: Iterable[int] = ()) -> None:
+    def ended(self, txn: Transaction, outcome: str, reason: str, parked: Iterable[int] = (), trace: str = "") -> None:
         if not self.repeating and outcome != "aborted":
-            self.records.append(Executed(txn.position, outcome, txn.procedure, reason, parked=list(parked)))
+            self.records.append(
+                Executed(
+                    txn.position, outcome, txn.procedure, reason, None, None, None, list(parked), trace, txn.attempts
+                )
+            )
+
+    def asked(self, txn: Transaction, question: Shown) -> None:
+        self.records.append(record_of(txn.position, question, txn.unit))
 
     def hold(self, tickets: Iterable[Ticket]) -> None:
         pass
 
-    def to_log(self, scheduler: Scheduler) -> Iterator[Executed]:
+    def to_log(self, scheduler: Scheduler) -> Iterator[Executed | Asked]:
         """The records. What arrived while a dataflow was halted was parked, too: the next replay meets it before the
-        halt.
+        halt. Of the questions, those that are still open.
         """
+        waiting = {execution.position for execution in scheduler.suspended()}
         for record in self.records:
-            if record.outcome == "halted":
-                dataflow = scheduler.parked[record.position].unit.dataflow
-                behind = [
-                    at for at, e in scheduler.parked.items() if e.unit.dataflow == dataflow and at != record.position
-                ]
+            if isinstance(record, Asked):
+                if record.position not in waiting:
+                    continue
+            elif record.outcome == "halted":
+                halt = halt_of(scheduler.parked[record.position])
+                behind = [at for at, e in scheduler.parked.items() if halt_of(e) == halt and at != record.position]
                 record = msgspec.structs.replace(record, parked=behind)
             yield record
 
@@ -90,11 +101,14 @@ class Repeats:
             else:
                 self.ended(txn, "committed", "")
 
-    def ended(self, txn: Transaction, outcome: str, reason: str, parked: Iterable[int] = ()) -> None:
+    def ended(self, txn: Transaction, outcome: str, reason: str, parked: Iterable[int] = (), trace: str = "") -> None:
         if self.running:
             record = self.expected.popleft() if self.expected else None
             if record is None or record.position != txn.position or record.outcome != outcome:
                 raise differs(txn, record, f"{outcome}: {reason}" if reason else outcome)
+
+    def asked(self, txn: Transaction, question: Shown) -> None:
+        pass
 
     def hold(self, tickets: Iterable[Ticket]) -> None:
         pass

@@ -9,27 +9,34 @@ from __future__ import annotations
 import datetime as dt
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tidegate.dataflows.app import App
 from tidegate.dataflows.graph import Graph
-from tidegate.errors import Aborted, CorruptionError, DataError, ProcedureFailed, text_of
+from tidegate.errors import Aborted, CorruptionError, DataError, MistakeError, ProcedureFailed, Runaway, near, text_of
 from tidegate.mutex import Rank, outside_locks
 from tidegate.storage.base import let_signal_through
+from tidegate.storage.columnar import Given
 from tidegate.storage.database import Database, Readers
 from tidegate.storage.schema import Key, Row
 from tidegate.storage.view import NOTHING, WriteSet
 from tidegate.streams.batch import Batch
+from tidegate.streams.dividing import Divided, check_divisible, divide
 from tidegate.streams.emitted import Emitted
 from tidegate.streams.windows.evaluate.ahead import Ahead
 from tidegate.streams.windows.evaluate.backends import REFERENCE, Evaluation
 from tidegate.txn.log.record import to_us
 from tidegate.txn.outcome import COMMITTED, PAUSED, Advanced, Outcome, Waits
+from tidegate.txn.passing import pass_on, slide_in_time, without_rows
 from tidegate.txn.positions import Position, describe
 from tidegate.txn.program import Program, UnitProgram
+from tidegate.txn.runaways import Stop
+from tidegate.txn.shown import check_answers
 from tidegate.txn.transaction import Transaction
+from tidegate.txn.watchdog import Expired
 from tidegate.txn.watched import WatchedTransaction
 
 if TYPE_CHECKING:
@@ -55,7 +62,7 @@ class Runtime:
         self.programs = {p.name: Program(app, graph, p, database, evaluation) for p in app.procedures.values()}
         units: Iterable[Unit] = [*graph.units, *graph.oltp.values()]
         self.units = {unit.name: UnitProgram(unit, self.programs) for unit in units}
-        self.running: dict[int, Transaction] = {}  # thread -> the transaction whose procedure it runs
+        self.running: dict[int, Any] = {}  # thread -> the transaction whose procedure it runs, or its Stop
         windows = [ahead for program in self.programs.values() for ahead in program.ahead.values()]
         self.ahead = Ahead(windows) if windows else None
         self.listeners: dict[str, list[Callable[[Position, Batch], None]]] = {}
@@ -100,7 +107,7 @@ class Runtime:
             if name in streams:
                 txn.program, txn.access, batch = program, program.access, streams[name]
                 if program.own_windows:
-                    self._slide_own(txn, program, batch.rows)
+                    self._slide_own(txn, program, batch.rows if type(batch) is Batch else batch.given)
                 function = program.function
                 function(txn, batch)
                 if txn.more is not NOTHING:
@@ -110,28 +117,44 @@ class Runtime:
     def _advance_slowly(self, txn: Transaction, one_member: bool) -> Advanced:
         """``advance`` where a member may wait, has several inputs or none, or fires EE triggers; or one at a time."""
         members = txn.unit.members
+        if txn.cursor:
+            self._slide_missing(txn)
         while txn.cursor < len(members):
             program = members[txn.cursor]
             batches = self._inputs_of(txn, program)
             if isinstance(batches, Waits):
                 return batches
             txn.cursor += 1
+            idle = batches is None
+            if idle and program.minds:
+                batches = without_rows(txn, program)
             if batches is None:
                 continue
             txn.program, txn.access = program, program.access
+            if program.awaited:
+                check_answers(txn, program)
+            fired = False
             if program.prepares:
-                self._prepare(txn, program, batches)
+                fired = self._prepare(txn, program, batches)
             elif program.windows:
-                self._slide(txn, program, batches)
-            if batches:
+                fired = self._slide(txn, program, batches)
+            if idle and not fired:
+                pass  # time has passed, and nothing of its own was due
+            elif batches:
                 program.function(txn, *batches)
             else:
                 arguments, named = txn.arguments
                 txn.result = program.function(txn, *arguments, **named)
             if txn.more is not NOTHING:
                 txn.seal()
+            if program.minds:
+                pass_on(txn, program)
+                txn.relations = NOTHING
             if one_member and txn.cursor < len(members):
                 return PAUSED
+        for stream, key, most in txn.unit.rekeyed:
+            if stream in txn.emitted:
+                check_divisible(txn.emitted[stream], key, most)
         return COMMITTED
 
     def _inputs_of(self, txn: Transaction, program: Program) -> list[Batch] | Waits | None:
@@ -141,10 +164,12 @@ class Runtime:
         """
         batches = []
         awaited = None
+        found = False
         for name, relation in program.inputs.items():
             batch = txn.streams.get(name)
-            if batch is not None:
+            if batch is not None and len(batch):
                 batches.append(batch)
+                found = True
             elif program.either:
                 assert txn.batch_id is not None
                 batches.append(Batch(relation, txn.batch_id, (), txn.key))
@@ -152,41 +177,63 @@ class Runtime:
                 awaited = name
             else:
                 return None
+        if not found and program.either:
+            return None
         return batches if awaited is None else Waits(awaited)
 
-    def _prepare(self, txn: Transaction, program: Program, batches: Sequence[Batch]) -> None:
-        """Slide the windows and run the EE triggers that the arrival of the batches fires."""
+    def _prepare(self, txn: Transaction, program: Program, batches: Sequence[Batch]) -> bool:
+        """Slide the windows and run the EE triggers that the arrival of the batches fires; does a window fire?"""
         if program.stream_triggers:
             for batch in batches:
                 name = batch.relation.name
-                if name in program.stream_triggers and name in txn.streams:
+                if name in program.stream_triggers and len(batch):
                     txn.fire(program.stream_triggers[name], name, batch.relation, batch.rows)
-        self._slide(txn, program, batches)
+        fired = self._slide(txn, program, batches)
+        if program.in_turn:
+            self._fire_in_turn(txn, program)
+            return fired
         for window_name, statements in program.window_triggers.items():
             slide = txn.slides[program.name, window_name]
             if slide.slid:
                 relation = program.relations[window_name]
                 for rows in slide.shown_each(relation):
                     txn.fire(statements, window_name, relation, rows)
+        return fired
 
-    def _slide(self, txn: Transaction, program: Program, batches: Sequence[Batch]) -> None:
-        """Slide every window by what arrived on its stream. A join slides by both; a window without new rows stays as
-        it is.
+    def _fire_in_turn(self, txn: Transaction, program: Program) -> None:
+        """Fire the triggers of several windows in the order of the rows that completed them (of one row: as declared).
+
+        They write to the same tables; window by window, the result would depend on how rows were split into batches.
         """
+        fired: list[tuple[int, str, Any]] = []
+        for window_name in program.window_triggers:
+            slide: Any = txn.slides[program.name, window_name]  # by count: checked when declared
+            relation = program.relations[window_name]
+            fired += [
+                (at, window_name, rows) for at, rows in zip(slide.fired_at(), slide.shown_each(relation), strict=True)
+            ]
+        for _, window_name, rows in sorted(fired, key=itemgetter(0)):
+            txn.fire(program.window_triggers[window_name], window_name, program.relations[window_name], rows)
+
+    def _slide(self, txn: Transaction, program: Program, batches: Sequence[Batch]) -> bool:
+        """Slide every window by what arrived on its stream; does one fire that time can move? A window without new rows
+        stays as it is.
+        """
+        if program.minds:
+            return slide_in_time(txn, program, batches)
         if program.own_windows:
-            self._slide_own(txn, program, batches[0].rows)
-            return
+            self._slide_own(txn, program, batches[0].given)
+            return False
         now_us = to_us(txn.time) if program.timed else 0
-        arrived = {batch.relation.name: batch.rows for batch in batches}
+        arrived = {batch.relation.name: batch.given for batch in batches}
         for window_name, streams in program.window_streams:
             state = program.window(window_name, txn.key)
             if len(streams) > 1:
-                slide = state.slide(tuple(arrived[s] if s in txn.streams else () for s in streams), now_us)
-            elif streams[0] in txn.streams:
-                slide = state.slide(arrived[streams[0]], now_us)
+                slide = state.slide(tuple(arrived[s] for s in streams), now_us)
             else:
-                slide = state.still()
+                slide = state.slide(arrived[streams[0]], now_us) if len(arrived[streams[0]]) else state.still()
             txn.slides[program.name, window_name] = slide
+        return False
 
     def _slide_own(self, txn: Transaction, program: Program, rows: Sequence[Row]) -> None:
         """``_slide`` where all windows are over the procedure's only input."""
@@ -197,53 +244,94 @@ class Runtime:
                 state = program.window(window_name, txn.key)
             txn.slides[place] = state.slide(rows, now_us)
 
-    def put_effects(self, txn: Transaction, writes: WriteSet, emitted: dict[str, tuple[Row, ...]]) -> None:
+    def _slide_missing(self, txn: Transaction) -> None:
+        """Slide the windows of members in front of a question that was restored: they do not run again."""
+        for program in txn.unit.members[: txn.cursor]:
+            missing = program.windows and (program.name, next(iter(program.windows))) not in txn.slides
+            if (program.minds or missing) and self._take_in(txn, program):
+                pass_on(txn, program)
+
+    def _take_in(self, txn: Transaction, program: Program) -> bool:
+        """Slide a member's windows by its batches without running it; False when there is nothing to slide by."""
+        batches = self._inputs_of(txn, program)
+        if batches is None and program.minds:
+            batches = without_rows(txn, program)
+        if not isinstance(batches, list):
+            return False
+        txn.program, txn.access = program, program.access
+        self._slide(txn, program, batches)
+        return True
+
+    def put_effects(self, txn: Transaction, writes: WriteSet, emitted: Mapping[str, Given]) -> None:
         """Put the transaction in the state after its procedures had these effects: windows slide, no user code is
         called.
         """
         txn.writes = writes
         for program in txn.unit.members:
-            batches = self._inputs_of(txn, program)
-            if isinstance(batches, list):
-                txn.program, txn.access = program, program.access
-                self._slide(txn, program, batches)
+            if self._take_in(txn, program):
                 for stream in program.outputs:
                     if stream in emitted:
                         txn.put_out(stream, program.outputs[stream], emitted[stream])
+                pass_on(txn, program)
 
     def _attempt(self, txn: Transaction) -> Outcome:
         """``advance``, with retries: returns what it returns, or the error that ended the transaction.
 
-        A row that violates a constraint or type is an abort: running the same procedure on the same data again would
-        end the same way. Other exceptions are retried as often as the procedure declares.
+        Data that a table refuses (a constraint, a value out of range) is an abort: running the same procedure on the
+        same data again would end the same way. A mistake of its code would, too, but it is a failure, as every other
+        exception is. The others are retried as often as the procedure declares.
+
+        What runs past the engine's deadline finds a ``Stop`` in its place; whatever it ends with then, it ran away.
+        Expired may still be on its way until the stop has ended: in the ``finally`` there is no call before that, and so no
+        place where Expired could be raised.
         """
-        thread = get_ident()
-        self.running[thread] = txn
+        thread, running = get_ident(), self.running
+        running[thread] = txn
         try:
             while True:
                 try:
-                    return self.advance(txn)
+                    outcome = self.advance(txn)
                 except Aborted as error:
-                    return error
+                    if running[thread] is txn:
+                        return error
+                except MistakeError as error:
+                    txn.attempts += 1
+                    if running[thread] is txn:
+                        return _failed(txn, error, txn.program.procedure.on_failure)
                 except DataError as error:
-                    return _refused(txn, error)
+                    if running[thread] is txn:
+                        return _refused(txn, error)
                 except CorruptionError as error:  # never retried, never a dead letter
-                    return _failed(txn, error, "halt")
+                    if running[thread] is txn:
+                        return _failed(txn, error, "halt")
                 except Exception as error:
                     let_signal_through(error)
-                    if not hasattr(txn, "program"):  # raised before the first procedure ran
-                        txn.program = txn.unit.members[0]
+                    procedure = txn.program.procedure
                     txn.attempts += 1
-                    if txn.attempts > txn.program.procedure.retries:
-                        return _failed(txn, error, txn.program.procedure.on_failure)
-                    txn.restart()
+                    if running[thread] is txn:
+                        if txn.attempts > procedure.retries:
+                            return _failed(txn, error, procedure.on_failure)
+                        txn.restart()
+                        continue
+                break
+        except Expired:
+            if running[thread] is txn:  # the procedure's own deadline: whoever set it expects this
+                raise
         finally:
-            self.running.pop(thread, None)
+            found = running[thread]
+            del running[thread]
+            if found is not txn:
+                found.end()
             txn.program = ended = txn.program.ended
             txn.access = ended.access
+        return outcome if found is txn else _ran_away(txn, found)
 
-    def commit(self, txn: Transaction, keep_older: bool, readers: Readers | None = None) -> dict[str, Batch]:
-        """Make everything the transaction did visible; returns the batches it emitted."""
+    def commit(
+        self, txn: Transaction, keep_older: bool, readers: Readers | None = None
+    ) -> Mapping[str, Batch | Divided]:
+        """Make everything the transaction did visible; returns the batches it emitted, divided where the stream has a key
+        of its own.
+        """
         if txn.writes:
             if self.changelogs and self.listeners:
                 changes = self._changes(txn)
@@ -258,6 +346,8 @@ class Runtime:
         if txn.slides:
             for slide in txn.slides.values():
                 slide.commit()
+        if txn.unit.rekeyed:
+            return self._emit_divided(txn)
         if self._recorded:
             for name, batch in txn.emitted.items():
                 self._recorded[name].add(txn.position, batch)
@@ -265,7 +355,22 @@ class Runtime:
             for name, batch in txn.emitted.items():
                 for listener in self.listeners.get(name, ()):
                     listener(txn.position, batch)
-        return txn.emitted
+        made = txn.unit.made
+        return {stream: batch for stream, batch in txn.streams.items() if stream in made} if made else txn.emitted
+
+    def _emit_divided(self, txn: Transaction) -> dict[str, Batch | Divided]:
+        """The batches the transaction emitted, some divided, in the hands of all who get them."""
+        outputs: dict[str, Batch | Divided] = {**txn.emitted}
+        for stream, key, _ in txn.unit.rekeyed:
+            if stream in txn.emitted:
+                outputs[stream] = divide(txn.emitted[stream], key, txn.entry)
+        for name, output in outputs.items():
+            for batch in output.values() if isinstance(output, dict) else (output,):
+                if self._recorded:
+                    self._recorded[name].add(txn.position, batch)
+                for listener in self.listeners.get(name, ()):
+                    listener(txn.position, batch)
+        return outputs
 
     def _changes(self, txn: Transaction) -> list[Batch]:
         """What the transaction is about to change in tables whose changelog someone follows."""
@@ -300,18 +405,58 @@ def _refused(txn: Transaction, error: DataError) -> Aborted:
     )
 
 
+def _ran_away(txn: Transaction, stop: Stop) -> Runaway:
+    """The outcome of an execution that ran past the engine's deadline. It is not retried: that would take as long again."""
+    batch = "" if txn.batch_id is None else f" on batch {txn.batch_id}"
+    return Runaway(
+        f"procedure {txn.procedure}{batch} ran for more than {stop.limit_s:g} s{stop.where} at position "
+        f"{describe(txn.position)} and was stopped; likely an endless loop or a long query. If it needs that long, declare it "
+        f"with deadline_s=math.inf (no limit), or open the engine with a larger procedure_deadline_s",
+        procedure=txn.procedure,
+        attempts=max(txn.attempts, 1),
+        position=txn.position,
+        on_failure=txn.program.procedure.on_failure,
+        limit_s=stop.limit_s,
+    )
+
+
+TRACED = 10  # frames of a failure that are kept
+
+_HOME = Path(__file__).resolve().parent.parent
+_ROOMS = {"storage", "streams", "dataflows", "txn", "engine", "tidegate"}
+
+
+def _is_ours(filename: str) -> bool:
+    """Is this a file of the engine, or a function that it generated?"""
+    path = Path(filename).resolve()
+    if filename == "<string>" or not path.is_relative_to(_HOME):
+        return filename == "<string>"
+    return path.relative_to(_HOME).parts[0] in _ROOMS
+
+
+def _hint(error: Exception) -> str:
+    """What a wrong name of a column or of a method might have been meant to be."""
+    if isinstance(error, AttributeError) and error.name is not None:
+        fields = getattr(type(error.obj), "_fields", None)
+        if isinstance(fields, tuple):
+            return f"; {near(error.name, fields, 'its columns are')}"
+        if isinstance(error.obj, Transaction):
+            return f"; {near(error.name, [n for n in dir(Transaction) if not n.startswith('_')], 'a transaction has')}"
+    return ""
+
+
 def _failed(txn: Transaction, error: Exception, on_failure: str) -> ProcedureFailed:
     frames = traceback.extract_tb(error.__traceback__)
-    home = str(Path(__file__).resolve().parent.parent)
-    theirs = [f for f in frames if not str(Path(f.filename).resolve()).startswith(home) or "/examples/" in f.filename]
+    theirs = [frame for frame in frames if not _is_ours(frame.filename)]
     where = (theirs or frames)[-1]
     failed = ProcedureFailed(
-        f"procedure {txn.procedure} raised {type(error).__name__}: {text_of(error)} (line {where.lineno} of "
+        f"procedure {txn.procedure} raised {type(error).__name__}: {text_of(error)}{_hint(error)} (line {where.lineno} of "
         f"{where.filename}) at position {describe(txn.position)}, attempt {txn.attempts}",
         procedure=txn.procedure,
         attempts=txn.attempts,
         position=txn.position,
         on_failure=on_failure,
+        trace=text_of("".join(traceback.format_list((theirs or frames)[-TRACED:]))),
     )
     failed.__cause__ = error
     return failed

@@ -13,7 +13,7 @@ all the removed ones.
                  │  ▲                │   ▲
                  │  └── resume ──┐   ▼   │ its batch arrives
                  ▼               │  SUSPENDED           a nested transaction waits for an awaited border batch
-             WITHDRAWN         PARKED                   its dataflow is halted
+             WITHDRAWN ◀─skip─ PARKED                   its dataflow is halted for its key
 """
 
 from __future__ import annotations
@@ -21,28 +21,41 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, insort
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import islice
 from typing import Any
 
 from tidegate.dataflows.graph import Graph, Unit
+from tidegate.dataflows.partitions import NO_PARTITIONS, Partitions, partitions_of
 from tidegate.streams.batch import Batch
+from tidegate.streams.dividing import Divided
 from tidegate.txn import locks as locking
-from tidegate.txn.execution import READY, Execution, Inputs, Partial, Reason, State, Why
-from tidegate.txn.locks import Item, LockTable, remove
+from tidegate.txn.division import Division
+from tidegate.txn.execution import READY, Execution, Inputs, Partial, Parts, Reason, State, Why
+from tidegate.txn.locks import LockTable, remove
 from tidegate.txn.positions import Position, position, rank_of, sequence_of
 
+Batches = dict[str, Batch]  # by stream
+Output = Batch | Divided | None  # of one stream; divided, if the stream has a key of its own
+Halt = tuple[str, Any]  # a dataflow, and the key it is halted for: None if it has no keys
 
-class Scheduler:
+
+def halt_of(execution: Execution) -> Halt:
+    """What is halted if this execution fails: its dataflow, for its key; for all, if it has streams of several keys."""
+    return execution.unit.dataflow, None if execution.unit.together else execution.key
+
+
+class Scheduler(Division):
     """Places executions in a single order, and says which may run now."""
 
     def __init__(self, graph: Graph, locks: LockTable | None = None) -> None:
+        super().__init__()
         self.graph = graph
         self.locks: LockTable = locks if locks is not None else locking.default()
         self.live: dict[Position, Execution] = OrderedDict()  # unfinished, with lock intents; ascending
         self.parked: dict[Position, Execution] = {}
         self.withdrawn: list[Execution] = []  # will never start; the driver takes them from here
-        self.halted: dict[str, Execution] = {}  # dataflow -> the execution it stopped in front of
+        self.halted: dict[Halt, Execution] = {}  # the execution it stopped in front of
         self._open: dict[str, list[Position]] = {}  # table -> positions with an intent on it, ascending
         self._suspended: dict[Position, Execution] = {}  # open, each waits for a batch on an awaited stream
         self._ready: list[tuple[Position, Execution]] = []  # a heap; those taken out of turn stay in it for a while
@@ -74,20 +87,23 @@ class Scheduler:
                 created.extend(self._answer(unit, batch))
         return created
 
-    def admit_call(self, sequence: int, unit: Unit, partitions: Mapping[str, tuple[Any, ...]]) -> Execution:
-        """Place one call of an OLTP procedure. ``partitions``: the partition of each table it declared by key."""
+    def admit_call(self, sequence: int, unit: Unit, partitions: Partitions) -> Execution:
+        """Place one call of an OLTP procedure. ``partitions``: those that its arguments name."""
         execution = self.readmit_call(unit, position(sequence, 0), partitions)
         self._consider(execution)
         return execution
 
-    def _gather(self, unit: Unit, batch: Batch, placed: set[str]) -> tuple[Inputs, Iterable[str]] | None:
-        """The inputs known when the unit is placed, and the streams it gets inputs from; None while it can't be placed."""
-        own: Inputs = {batch.stream: batch} if batch.stream in unit.inputs else {}
+    def _gather(self, unit: Unit, batch: Batch, placed: set[str]) -> tuple[Inputs, Iterable[str], Batches] | None:
+        """The inputs known when the unit is placed, the streams it gets inputs from, and the batches whose rows may name
+        partitions; None while it can't be placed.
+        """
+        entered: Batches = {batch.stream: batch}
+        own: Inputs = {batch.stream: unit.takes(batch)} if batch.stream in unit.inputs else {}
         if unit.numbered_by is not None:
             coming = self.graph.placed_by(unit, batch.stream, placed)
-            return None if coming is None else (own, coming)
+            return None if coming is None else (own, coming, entered)
         if len(unit.ancestors) == 1:
-            return own, unit.inputs
+            return own, unit.inputs, entered
         partials = self.partial.setdefault((unit.name, batch.key), {})
         for batch_id in [i for i, p in partials.items() if i < batch.id and batch.stream not in p.arrived]:
             self.incomplete -= Counter(partials.pop(batch_id).arrived)  # ids ascend: it can't be completed
@@ -95,44 +111,34 @@ class Scheduler:
         self.incomplete[batch.stream] += batch.stream not in partial.arrived
         partial.arrived.add(batch.stream)
         partial.inputs.update(own)
+        if unit.named:
+            partial.named.update(entered)
         if partial.arrived != unit.ancestors:
             return None
         del partials[batch.id]
         self.incomplete -= Counter(partial.arrived)
         if not partials:
             del self.partial[unit.name, batch.key]
-        return partial.inputs, unit.inputs
+        return partial.inputs, unit.inputs, partial.named
 
-    def _create(self, unit: Unit, sequence: int, batch: Batch, inputs: Inputs, coming: Iterable[str]) -> Execution:
-        partition = (batch.key,)
-        reads, writes = self._items(unit, lambda table: partition)
+    def _create(
+        self, unit: Unit, sequence: int, batch: Batch, inputs: Inputs, coming: Iterable[str], known: Batches
+    ) -> Execution:
+        if unit.divided:
+            return self._create_whole(unit, sequence, batch, inputs, coming, known)
+        partitions = partitions_of(unit.named, batch.key, known) if unit.named else NO_PARTITIONS
+        reads, writes = self._items(unit, batch.key, partitions)
         missing = {stream for stream in coming if stream not in inputs}
         at = position(sequence, unit.rank)
         number = batch.id if unit.numbered_by is None else sequence
-        execution = Execution(unit, at, batch.key, number, reads, writes, inputs, missing, sequence)
-        for stream in unit.awaited:
-            early = self.early.get((stream, batch.key), {})
-            for batch_id in [i for i in early if i < number]:
-                del early[batch_id]
-            if number in early:
-                execution.inputs[stream] = early.pop(number)
-        self._by_batch[unit.name, batch.key, number] = execution
-        self._enter(execution)
+        execution = Execution(unit, at, batch.key, number, reads, writes, inputs, missing, sequence, partitions)
+        self._take_place(execution, number)
         return execution
 
-    def _items(self, unit: Unit, partition_of: Callable[[str], Any]) -> tuple[tuple[Item, ...], tuple[Item, ...]]:
-        reads: list[Item] = []
-        writes: list[Item] = []
-        for access in unit.access:
-            if not access.committed:
-                item = Item(access.table, partition_of(access.table) if access.by_key else None)
-                (writes if access.write else reads).append(item)
-        return tuple(reads), tuple(writes)
-
     def _enter(self, execution: Execution) -> None:
-        if execution.batch_id is not None:
+        if execution.batch_id is not None and execution.parts is None:
             self._queues.setdefault((execution.unit.name, execution.key), OrderedDict())[execution] = None
-        if execution.unit.dataflow in self.halted:
+        if self.halted and halt_of(execution) in self.halted:
             self._park(execution)
         else:
             self._come(execution)
@@ -140,6 +146,8 @@ class Scheduler:
     def _come(self, execution: Execution) -> None:
         """Add it to the unfinished executions and register its intents."""
         self.live[execution.position] = execution
+        if execution.unit.divided and execution.parts is None:
+            insort(self._later, execution.position)
         self.locks.register(execution.position, execution.reads, execution.writes)
         for table in execution.tables:
             insort(self._open.setdefault(table, []), execution.position)
@@ -147,11 +155,15 @@ class Scheduler:
     def _go(self, execution: Execution) -> None:
         """Remove it from the unfinished executions and release its intents."""
         if self.live.pop(execution.position, None) is not None:
+            if execution.unit.divided and execution.parts is None:
+                remove(self._later, execution.position)
             self.locks.release(execution.position, execution.reads, execution.writes)
             for table in execution.tables:
                 remove(self._open[table], execution.position)
 
     def _start_or_withdraw(self, execution: Execution) -> None:
+        if execution.state is State.WITHDRAWN:  # what it depends on was
+            return
         if execution.state in (State.WAITING, State.PARKED) and execution.in_vain:
             self._withdraw(execution)
         else:
@@ -195,6 +207,8 @@ class Scheduler:
         """The decision: ready, or the one thing it waits for now; for a lock, also the position to wait for."""
         if execution.missing:
             return Reason(Why.INPUT, stream=min(execution.missing)), None
+        if execution.parts is not None:
+            return Reason(Why.ORDER, behind=self._first_whole(execution.unit).position), None
         if execution.batch_id is not None:
             first = next(iter(self._queues[execution.unit.name, execution.key]))
             if first is not execution:
@@ -206,6 +220,9 @@ class Scheduler:
 
     def _consider(self, execution: Execution) -> None:
         if execution.state is not State.WAITING:
+            return
+        if execution.parts is not None:
+            self._divide_in_order(execution.unit)
             return
         self._forget_lock(execution)
         execution.reason, execution.until = self._why(execution)
@@ -223,7 +240,7 @@ class Scheduler:
 
     # ---- outcomes
 
-    def finish(self, execution: Execution, outputs: Mapping[str, Batch | None]) -> None:
+    def finish(self, execution: Execution, outputs: Mapping[str, Output]) -> None:
         """It committed (or was undone, with no outputs): release its locks, pass on its batches, wake what is now
         ready.
         """
@@ -250,6 +267,15 @@ class Scheduler:
             self._wake_suspended(execution)
         return [execution]
 
+    def reask(self, execution: Execution) -> None:
+        """Its question is withdrawn: it may run again, and keeps its locks meanwhile."""
+        self._wake_suspended(execution)
+
+    def restore_suspended(self, execution: Execution, stream: str) -> None:
+        """It was suspended when its state was saved; unless its answer or something else came in between, it is again."""
+        if execution.state is State.READY and execution.inputs.get(stream) is None:
+            self.suspend(self.take(execution), stream)
+
     def _wake_suspended(self, execution: Execution) -> None:
         execution.become(State.READY)
         execution.reason = READY
@@ -274,22 +300,21 @@ class Scheduler:
         """The open executions that wait for a batch on an awaited stream, in position order."""
         return sorted(self._suspended.values())
 
-    def _deliver(self, producer: Execution, stream: str, batch: Batch | None) -> None:
+    def _deliver(self, producer: Execution, stream: str, batch: Output) -> None:
         for unit in self.graph.consumers.get(stream, ()):
+            if unit.divided:
+                self._deliver_part(unit, producer, stream, batch)
+                continue
+            assert not isinstance(batch, dict)
             number = producer.batch_id if unit.numbered_by is None else producer.entry
             target = self._by_batch.get((unit.name, producer.key, number))
             if target is not None:
-                target.inputs[stream] = batch
-                target.missing.discard(stream)
-                if target.in_vain:
-                    self._withdraw(target)
-                elif not target.missing:
-                    self._consider(target)
+                self._take_input(target, stream, unit.takes(batch))
             elif producer.batch_id is not None:
                 # the consumer still waits for other border batches, or (no entry) can no longer run
                 partial = self.partial.get((unit.name, producer.key), {}).get(producer.batch_id)
                 if partial is not None:
-                    partial.inputs[stream] = batch
+                    partial.inputs[stream] = unit.takes(batch)
 
     def _withdraw(self, execution: Execution) -> None:
         """It will never start, because a batch it needs has no rows; neither will executions that need its batches."""
@@ -303,7 +328,9 @@ class Scheduler:
         self._go(execution)
         self.parked.pop(execution.position, None)
         waiting: Iterable[Execution] = self._blocked.pop(execution.position, ())
-        if execution.batch_id is not None:
+        if execution.parts is not None:
+            waiting = [*self._leave_line(execution), *waiting]
+        elif execution.batch_id is not None:
             del self._by_batch[execution.unit.name, execution.key, execution.batch_id]
             waiting = [*self._next_in_line(execution), *waiting]
         for other in waiting:
@@ -319,23 +346,25 @@ class Scheduler:
             return []
         return [next(iter(queue))] if was_first else []
 
-    # ---- halting a dataflow
+    # ---- halting a dataflow, for one key if it has keys
 
     def halt(self, execution: Execution, park: Iterable[Position] | None = None) -> list[Position]:
-        """Stop its dataflow in front of it. It and everything of that dataflow not yet started gives up its intents.
+        """Stop its dataflow in front of it, for its key. It, and everything of that dataflow and key not yet started,
+        gives up its intents.
 
         Returns the positions of the others that were parked; when a halt is replayed from the log, ``park`` says which.
         """
         only = None if park is None else set(park)
         parked = []
-        self.halted[execution.unit.dataflow] = execution
+        halt = halt_of(execution)
+        self.halted[halt] = execution
         execution.started = False
         freed: list[Execution] = []
         for other in list(self.live.values()):
             if other is execution:
                 freed += self._park(other)
             elif (
-                other.unit.dataflow == execution.unit.dataflow
+                halt_of(other) == halt
                 and other.state in (State.WAITING, State.READY)
                 and not other.started
                 and (only is None or other.position in only)
@@ -350,16 +379,21 @@ class Scheduler:
         """Park it without its intents; returns the executions to check again."""
         execution.become(State.PARKED)
         self._forget_lock(execution)
-        behind = self.halted[execution.unit.dataflow].position
+        behind = self.halted[halt_of(execution)].position
         execution.reason = Reason(Why.HALTED, behind=behind)
         self.parked[execution.position] = execution
         self._go(execution)
         return self._blocked.pop(execution.position, ())
 
-    def resume(self, dataflow: str, next_sequence: Callable[[], int]) -> list[Execution]:
-        """Continue a halted dataflow: what was parked is admitted again, in its old order, at new positions."""
-        del self.halted[dataflow]
-        parked = sorted(e for e in self.parked.values() if e.unit.dataflow == dataflow)
+    def resume(self, halts: Collection[Halt], next_sequence: Callable[[], int], skip: bool = False) -> list[Execution]:
+        """Continue what is halted: everything parked is admitted again, in its old order, at new positions.
+
+        ``skip``: without the executions that it stopped in front of, which are withdrawn.
+        """
+        fronts = [self.halted.pop(halt) for halt in halts]
+        for front in fronts if skip else ():
+            self._withdraw(front)
+        parked = sorted(e for e in self.parked.values() if halt_of(e) in halts)
         new: dict[int, int] = {}
         for execution in parked:
             del self.parked[execution.position]
@@ -371,6 +405,11 @@ class Scheduler:
         for execution in parked:
             self._consider(execution)
         return parked
+
+    def fronts(self, stream: str) -> list[Execution]:
+        """The executions in front of which dataflows that a border stream feeds are halted."""
+        dataflows = {unit.dataflow for unit in self.graph.caused_by.get(stream, ())}
+        return [front for front in list(self.halted.values()) if front.unit.dataflow in dataflows]
 
     # ---- reopening
 
@@ -384,37 +423,44 @@ class Scheduler:
         missing: set[str],
         entry: int,
         started: bool,
+        partitions: Partitions = NO_PARTITIONS,
+        parts: Parts | None = None,
     ) -> Execution:
         """Place an execution that was unfinished when its state was saved; it runs from the beginning.
 
-        ``started``: it was open, so a halt of its dataflow does not park it.
+        ``started``: it was open, so a halt of its dataflow does not park it. ``parts``: it was not divided yet.
         """
-        partition = (key,)
-        reads, writes = self._items(unit, lambda table: partition)
-        execution = Execution(unit, at, key, batch_id, reads, writes, inputs, missing, entry, started=started)
+        if parts is not None:
+            return self._enter_whole(unit, at, entry, missing, partitions, parts)
+        reads, writes = self._items(unit, key, partitions)
+        execution = Execution(
+            unit, at, key, batch_id, reads, writes, inputs, missing, entry, partitions, started=started
+        )
         self._by_batch[unit.name, key, batch_id] = execution
         self._enter(execution)
         return execution
 
-    def readmit_call(self, unit: Unit, at: Position, partitions: Mapping[str, tuple[Any, ...]]) -> Execution:
+    def readmit_call(self, unit: Unit, at: Position, partitions: Partitions) -> Execution:
         """Place a call that was unfinished when its state was saved."""
-        reads, writes = self._items(unit, partitions.get)
-        execution = Execution(unit, at, None, None, reads, writes, {}, set(), sequence_of(at))
+        reads, writes = self._items(unit, None, partitions)
+        execution = Execution(unit, at, None, None, reads, writes, {}, set(), sequence_of(at), partitions)
         self._enter(execution)
         return execution
 
-    def restore_partial(self, unit: str, key: Any, batch_id: int, arrived: set[str], inputs: Inputs) -> None:
-        self.partial.setdefault((unit, key), {})[batch_id] = Partial(arrived, inputs)
+    def restore_partial(
+        self, unit: str, key: Any, batch_id: int, arrived: set[str], inputs: Inputs, named: Batches
+    ) -> None:
+        self.partial.setdefault((unit, key), {})[batch_id] = Partial(arrived, inputs, named)
         self.incomplete.update(arrived)
 
     def restore_early(self, batch: Batch) -> None:
         self.early.setdefault((batch.stream, batch.key), {})[batch.id] = batch
 
     def reconsider(
-        self, executions: Iterable[Execution], halted: Mapping[str, Position], parked: Iterable[Position]
+        self, executions: Iterable[Execution], fronts: Iterable[Position], parked: Iterable[Position]
     ) -> None:
         """All are placed: halt what was halted, park what was parked, and see which of the others may run."""
-        self.halted = {dataflow: self.live[at] for dataflow, at in halted.items()}
+        self.halted = {halt_of(self.live[at]): self.live[at] for at in fronts}
         for at in parked:
             self._park(self.live[at])
         for execution in executions:
@@ -429,7 +475,8 @@ class Scheduler:
 
     def oldest(self) -> Position | None:
         """The smallest unfinished position."""
-        return next(iter(self.live), None)
+        first = next(iter(self.live), None)
+        return min(first, self._later[0]) if self._later and first is not None else first
 
     def open_positions(self, table: str, below: Position | None = None) -> list[Position]:
         """Positions of unfinished executions with an intent on ``table``, ascending; only those ``below`` a position."""
@@ -441,4 +488,6 @@ class Scheduler:
         for execution in self.live.values():
             if execution.state is State.WAITING:
                 execution.reason, _ = self._why(execution)
+        if self._later:
+            return [*sorted(self.live.values()), *self.parked.values()]
         return [*self.live.values(), *self.parked.values()]

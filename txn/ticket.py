@@ -110,7 +110,8 @@ class Ticket(msgspec.Struct, eq=False):
         self.pending -= 1
         if not self.pending:
             self.done = True
-            self._tell()
+            if self._listeners is not None or self._event is not None:
+                self._tell()
 
     def stop(self, error: TidegateError) -> None:
         """It can't continue for now: its dataflow is halted, or the engine closed. Waiters get the error."""

@@ -6,23 +6,26 @@ import datetime as dt
 import random
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from tidegate.errors import Aborted, AccessError, DataError, DeadlineExceeded, text_of
+from tidegate.dataflows.partitions import NO_PARTITIONS
+from tidegate.errors import Aborted, AccessError, DeadlineExceeded, MistakeError, near, shown, text_of
+from tidegate.storage.column_rows import ColumnRows
+from tidegate.storage.columnar import Given, conform_columns, is_columnar
 from tidegate.storage.schema import Relation, Row
 from tidegate.storage.view import NOTHING, View
-from tidegate.streams.batch import Batch
-from tidegate.streams.windows.state.results import Slide
+from tidegate.streams.batch import Batch, batch_of
+from tidegate.streams.windows.state.results import ResultRows, Slide
 from tidegate.txn.positions import Position, describe
 from tidegate.txn.program import Ended, Program, UnitProgram, over
+from tidegate.txn.shown import Point, Shown, random_at, random_state
 
 if TYPE_CHECKING:
     from tidegate.storage.sql.statements import Rows
     from tidegate.txn.runtime import Runtime
 
 
-NO_PARTITIONS: Mapping[str, tuple[Any, ...]] = MappingProxyType({})
+FEW = 64  # results that are rows sooner than columns
 NO_ARGUMENTS: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
 
 
@@ -41,11 +44,13 @@ class Transaction(View):
         "batch_id",
         "cursor",
         "emitted",
+        "entry",
         "key",
         "more",
         "program",
         "result",
         "runtime",
+        "shown",
         "slides",
         "streams",
         "time",
@@ -53,6 +58,8 @@ class Transaction(View):
     )
 
     program: Program  # the member that runs; while the unit waits and after it, the last member's ``ended``
+    entry: int  # the number of what it emits to streams with a key of their own; others do not have it
+    shown: tuple[Shown, ...]  # the questions it has asked; most transactions ask none, and do not have it
 
     def __init__(
         self,
@@ -88,10 +95,31 @@ class Transaction(View):
         self._random: random.Random | None = None
 
     def restart(self) -> None:
-        """Forget everything done so far: nothing of it was visible to anyone."""
-        self.writes, self.emitted, self.slides, self.streams = {}, {}, {}, self.inputs
+        """Forget everything done since its last question, or since it began: nothing of it was visible to anyone."""
+        questions = getattr(self, "shown", ())
+        point = questions[-1].point if questions else None
         self._indexed = self.relations = self.more = NOTHING
-        self.cursor, self.result, self._random = 0, None, None
+        self.streams, self.result = self.inputs, None
+        if point is None:
+            self.writes, self.emitted, self.slides = {}, {}, {}
+            self.cursor, self._random = 0, None
+        else:
+            self.writes = {table: dict(rows) for table, rows in point.writes.items()}
+            self.emitted, self.slides = dict(point.emitted), dict(point.slides)
+            self.streams.update(point.emitted)
+            self.cursor, self._random = point.cursor, random_at(point.random)
+
+    def point(self) -> Point:
+        """What it has done so far, for :meth:`restart` to come back to."""
+        writes = {table: dict(rows) for table, rows in self.writes.items()}
+        return Point(
+            self.cursor,
+            self.attempts,
+            writes,
+            dict(self.emitted),
+            dict(self.slides),
+            random_state(self._random),
+        )
 
     @property
     def procedure(self) -> str:
@@ -101,7 +129,8 @@ class Transaction(View):
     @property
     def inputs(self) -> dict[str, Batch]:
         """The batches from outside that have arrived so far."""
-        return {stream: batch for stream, batch in self.streams.items() if stream not in self.emitted}
+        made = self.unit.made  # also watermarks that it has passed on without rows
+        return {s: batch for s, batch in self.streams.items() if s not in self.emitted and s not in made}
 
     # ---- time and randomness, the same on every replay
 
@@ -124,7 +153,8 @@ class Transaction(View):
     # ---- streams and windows
 
     def emit(self, stream: str, rows: Iterable[Any] | Mapping[str, Any] | None = None, /, **values: Any) -> None:
-        """Add rows to this transaction's batch on an output stream: a list of rows, or one row by keyword.
+        """Add rows to this transaction's batch on an output stream: a list of rows, or one row by keyword; or columns: an
+        Arrow table or data frame, a batch, the results of a window.
 
         The batch has the id of the input batch; consumers see it when the transaction commits. A batch without rows
         triggers nothing.
@@ -132,25 +162,28 @@ class Transaction(View):
         relation = self.program.outputs.get(stream)
         if relation is None:
             raise self._no_output(stream)
+        new: Given
         if type(rows) is list:
-            new = relation.conform_all(rows)
+            new = checked = relation.conform_all(rows)
             if new and stream not in self.emitted and not self.program.stream_triggers:  # most often
-                self.emitted[stream] = self.streams[stream] = Batch(relation, self.batch_id, new, self.key)  # type: ignore[arg-type]
+                self.emitted[stream] = self.streams[stream] = Batch(relation, self.batch_id, checked, self.key)  # type: ignore[arg-type]
                 return
         elif rows is None:
             new = (relation.conform(values),)
         elif isinstance(rows, Mapping):
             new = (relation.conform(rows),)
+        elif is_columnar(rows):
+            new = conform_columns(relation, rows)
         elif isinstance(rows, str) or not isinstance(rows, Iterable):
-            raise DataError(f"emit({stream!r}, …) takes a list of rows, got {rows!r}", relation=stream)
+            raise MistakeError(f"emit({stream!r}, …) takes a list of rows, got {shown(rows)}", relation=stream)
         else:
-            new = relation.conform_all(rows)
+            new = _passed_on(relation, rows)
         self.put_out(stream, relation, new)
         triggers = self.program.stream_triggers
         if triggers and new and stream in triggers:
             self.fire(triggers[stream], stream, relation, new)
 
-    def put_out(self, stream: str, relation: Relation, rows: tuple[Row, ...]) -> None:
+    def put_out(self, stream: str, relation: Relation, rows: Given) -> None:
         """Add rows to the batch on an output stream. The first rows create the batch, for its consumers to take."""
         if stream in self.more:
             self.more[stream].extend(rows)
@@ -158,7 +191,7 @@ class Transaction(View):
             self.more = {**self.more, stream: list(rows)}
         elif rows:
             assert self.batch_id is not None
-            self.emitted[stream] = self.streams[stream] = Batch(relation, self.batch_id, rows, self.key)
+            self.emitted[stream] = self.streams[stream] = batch_of(relation, self.batch_id, rows, self.key)
 
     def seal(self) -> None:
         """Add the rows emitted since to their batches, which are tuples: all at once, so that emitting one by one stays
@@ -172,10 +205,12 @@ class Transaction(View):
         self.more = NOTHING
 
     def _no_output(self, stream: str) -> AccessError:
-        outputs = ", ".join(self.program.outputs) or "none"
+        outputs = self.program.outputs
+        hint = near(stream, outputs, "they are")
+        if stream in self.runtime.app.streams:
+            hint = f"add outputs=[{stream!r}] to its declaration"
         return AccessError(
-            f"procedure {self.procedure} emits to {stream!r}, which is not one of its outputs ({outputs}); "
-            f"add outputs=[{stream!r}] to its declaration",
+            f"procedure {self.procedure} emits to {stream!r}, which is not one of its outputs; {hint}",
             procedure=self.procedure,
             relation=stream,
         )
@@ -186,9 +221,9 @@ class Transaction(View):
         """
         slide = self.slides.get((self.program.name, name))
         if slide is None:
-            windows = ", ".join(self.program.windows) or "none"
             raise AccessError(
-                f"procedure {self.procedure} has no window {name!r} (it has {windows}); declare it with windows=",
+                f"procedure {self.procedure} has no window {name!r}; {near(name, self.program.windows, 'it has')} (windows= of "
+                f"its declaration)",
                 procedure=self.procedure,
                 relation=name,
             )
@@ -215,7 +250,7 @@ class Transaction(View):
     def rows_of(self, name: str) -> tuple[Relation, Sequence[Row]]:
         if name not in self.relations:
             if name in self.program.inputs:
-                return self.program.inputs[name], self.streams[name].rows if name in self.streams else ()
+                return self.program.inputs[name], self.streams[name].given if name in self.streams else ()
             slide = self.slides.get((self.procedure, name))
             if slide is not None:
                 relation = self.program.relations[name]
@@ -223,7 +258,7 @@ class Transaction(View):
             if name in self.program.outputs:
                 if name in self.more:
                     self.seal()
-                return self.program.outputs[name], self.emitted[name].rows if name in self.emitted else ()
+                return self.program.outputs[name], self.emitted[name].given if name in self.emitted else ()
         return super().rows_of(name)
 
     # ---- ending
@@ -246,3 +281,16 @@ class Transaction(View):
             reason=reason,
             position=self.position,
         )
+
+
+def _passed_on(relation: Relation, rows: Iterable[Any]) -> Given:
+    """Rows that are emitted, checked; what is held as columns stays so."""
+    if isinstance(rows, Batch):
+        given = rows.given
+        if type(given) is ColumnRows and given.relation.row in relation.trusted:
+            return given.renamed(relation)
+    elif isinstance(rows, ResultRows) and len(rows) >= FEW and not rows.are_rows:
+        table = rows.to_arrow()
+        if table.num_columns == len(relation.columns):  # by position, as of any tuples
+            return conform_columns(relation, table.rename_columns(relation.column_names))
+    return relation.conform_all(rows)

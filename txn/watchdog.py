@@ -1,4 +1,4 @@
-"""Aborting an execution that runs past its deadline.
+"""Aborting an execution that runs past the deadline its procedure declares.
 
 A separate thread waits alongside the execution. At the deadline it raises Expired inside the thread that runs the
 procedure, at the next Python instruction, whatever that is. It does so only while that thread is in user code: in the
@@ -10,7 +10,8 @@ when the engine returns to the procedure::
     the engine              └─────┘        └────────┘      Expired waits; queries are interrupted
                           txn.get(…)    txn.execute(…)
 
-:func:`user_code` and :func:`engine_code` are the two crossings. A procedure without a deadline has none of this.
+:func:`user_code` and :func:`engine_code` are the two crossings. A procedure that declares no
+deadline has none of this; the engine's own deadline is in :mod:`tidegate.txn.runaways`.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Watch:
         self.inside = True  # is the thread in the engine? Only that thread changes it
         self._patience = 0  # polls until Expired is raised from outside (again)
         self._database = database
-        self._session = database.session()
+        self._connection = database.connection()
         self._thread = threading.get_ident()
         self._lock = (
             threading.Lock()
@@ -59,7 +60,7 @@ class Watch:
         """The thread enters the engine. Raises Expired instead if the deadline has passed; then nothing has changed."""
         with self._lock:
             if self.expired:
-                _raise_in(self._thread, None)  # drop the pending one, if any
+                drop_pending(self._thread)
                 raise Expired
             self.inside = True
 
@@ -85,7 +86,7 @@ class Watch:
         with self._lock:
             self.inside = True
             if self.expired:
-                _raise_in(self._thread, None)
+                drop_pending(self._thread)
                 raise Expired
 
     def release(self) -> None:
@@ -93,8 +94,8 @@ class Watch:
         with self._lock:
             self._released.set()
         if self.expired:
-            _raise_in(self._thread, None)
-            self._database.discard_session()  # an interrupted connection may fail the next query, too
+            drop_pending(self._thread)
+            self._database.discard_connection()  # an interrupted connection may fail the next query, too
 
     def _wait(self) -> None:
         wait_s = self._deadline_s
@@ -108,7 +109,7 @@ class Watch:
                 return
             self.expired = True
             if self.inside:
-                self._session.cursor.interrupt()
+                self._connection.cursor.interrupt()
             elif self._patience:
                 self._patience -= 1
             else:
@@ -149,6 +150,11 @@ def engine_code(method: Callable[..., Any]) -> Callable[..., Any]:
             watch.leave()
 
     return run
+
+
+def drop_pending(thread: int) -> None:
+    """If an exception from outside is on its way to the thread, it does not arrive any more."""
+    _raise_in(thread, None)
 
 
 def _raise_in(thread: int, error: type[BaseException] | None) -> None:

@@ -107,7 +107,7 @@ def backfill(
         progress(resumed_at, total)
         while chunk := list(islice(rows, max(min(engine.config.look_ahead, CHUNK_ROWS // size), 1) * size)):
             offset = place.advance(row[key] for row in chunk)
-            batches += engine.feed(stream, chunk, size=size, source=source, offset=offset, after=after)
+            batches += engine.feed(stream, chunk, size=size, source=source, offset=offset, after=after).batches
             after = offset
             progress(place.rows, total)
     return Backfilled(stream, source, total, resumed_at, place.rows - resumed_at, batches)

@@ -18,7 +18,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from tidegate.connectors.kafka.offsets import ClientLog, first_and_end
+from tidegate.connectors.kafka.offsets import ClientLog, asked, first_and_end
 from tidegate.connectors.shared.plain import key_text, plain, short_digest, stable_text
 from tidegate.connectors.shared.values import JsonValues, Values
 from tidegate.errors import SinkError, SinkRefused
@@ -93,7 +93,8 @@ class KafkaSink:
         """Would :meth:`open` succeed, as far as known without becoming the producer? Creates and fences nothing."""
         self._check_fit(name, relation)
         try:
-            there = AdminClient({**self._settings, "logger": ClientLog()}).list_topics(timeout=REQUEST_S).topics
+            admin = AdminClient({**self._settings, "logger": ClientLog()})
+            there = asked(lambda turn_s: admin.list_topics(timeout=turn_s), REQUEST_S).topics
         except KafkaException as error:
             raise self._unusable(relation.name, error) from error
         return f"topic {self.topic} {'exists' if self.topic in there else 'will be created'}"
@@ -126,7 +127,7 @@ class KafkaSink:
 
     def _make_topics(self) -> None:
         admin = AdminClient({**self._settings, "logger": ClientLog()})
-        there = admin.list_topics(timeout=REQUEST_S).topics
+        there = asked(lambda turn_s: admin.list_topics(timeout=turn_s), REQUEST_S).topics
         cursor = {"cleanup.policy": "compact", "segment.bytes": "1048576", "min.cleanable.dirty.ratio": "0.1"}
         wanted = [
             NewTopic(self.topic, self._partitions, config=self._config),
@@ -154,7 +155,7 @@ class KafkaSink:
                 "logger": ClientLog(),
             }
         )
-        self._producer.init_transactions(REQUEST_S)
+        asked(self._producer.init_transactions, REQUEST_S)
         self._cursor = self._read_cursor()
 
     def _on_failure(self, error: KafkaError | None, _: Any) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from tidegate.connectors.kafka.offsets import ClientLog, described, first_and_end
+from tidegate.connectors.kafka.offsets import ClientLog, asked, described, first_and_end
 from tidegate.connectors.shared.reading import UNREADABLE, RowReader, from_text, reason, shown
 from tidegate.connectors.shared.values import JsonValues, Values
 from tidegate.errors import SourceError
@@ -66,6 +66,7 @@ class KafkaSource:
         self._seen: dict[str, int] = {}  # the offset at which a partition was seen to have nothing more
         self._down: KafkaError | None = None
         self._overseen = 0.0
+        self._interrupted = False
 
     @property
     def lag(self) -> int | None:
@@ -140,7 +141,7 @@ class KafkaSource:
     def _assign(self) -> None:
         """Read every partition of the topic from its offset on, or from its beginning."""
         assert self._consumer is not None
-        found = described(self._consumer, self.topic, REQUEST_S)
+        found = described(self._consumer, self.topic, REQUEST_S, lambda: self._interrupted)
         if found.error is not None:
             missing = found.error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART
             raise SourceError(
@@ -226,7 +227,11 @@ class KafkaSource:
         if time.monotonic() - self._overseen < OVERSIGHT_S or self._consumer is None:
             return
         self._overseen = time.monotonic()
-        found = self._consumer.list_topics(self.topic, timeout=REQUEST_S).topics[self.topic]
+        consumer = self._consumer
+        told = asked(
+            lambda turn_s: consumer.list_topics(self.topic, timeout=turn_s), REQUEST_S, lambda: self._interrupted
+        )
+        found = told.topics[self.topic]
         if found.error is None and any(str(partition) not in self._at for partition in found.partitions):
             self._assign()
 
@@ -239,6 +244,10 @@ class KafkaSource:
             self._consumer.commit(offsets=offsets, asynchronous=True)
         except KafkaException as error:  # our own log has them
             log.debug("ingestion %s: committing the offsets of the group failed: %s", self._name, error)
+
+    def interrupt(self) -> None:
+        """From another thread: do not wait any longer for brokers that do not answer."""
+        self._interrupted = True
 
     def close(self) -> None:
         if self._consumer is not None:

@@ -29,8 +29,9 @@ from tidegate.connectors.shared.plain import key_text
 from tidegate.connectors.sql.address import connect_database, missing_file, shown_database
 from tidegate.connectors.sql.fit import misfits
 from tidegate.connectors.sql.types import converter, target_type
+from tidegate.connectors.sql.upsert import Upserts, check_changelog, missing_key
 from tidegate.errors import SinkError, SinkRefused
-from tidegate.storage.schema import Relation
+from tidegate.storage.schema import Relation, TableSchema
 from tidegate.streams.batch import Batch
 from tidegate.streams.border import digest
 
@@ -47,6 +48,8 @@ class SqlSink:
     ``history``: keep the mark of every batch. Otherwise marks are deleted once their batch can't be sent again, because
     its acknowledgement is in our log; a restored backup of the engine then stops with an error instead of recognising
     what was delivered after it.
+    ``upsert``: the stream is the changelog of this table (``app.tables["stock"]``), and ``table`` is kept like it: rows are
+    inserted, updated and deleted by primary key, in PostgreSQL and SQLite.
     """
 
     transactional = True
@@ -59,7 +62,12 @@ class SqlSink:
         schema: str | None = None,
         at_once: int = 100,
         history: bool = False,
+        upsert: TableSchema | None = None,
     ) -> None:
+        if upsert is not None and not isinstance(upsert, TableSchema):
+            raise SinkError(f"upsert is a table of the app, as upsert=app.tables['stock']; got {upsert!r}", sink=table)
+        self._upsert = upsert
+        self._upserts: Upserts | None = None
         self.name = table
         self.at_once = at_once
         self._table_name = table
@@ -91,20 +99,31 @@ class SqlSink:
     def open(self, name: str, relation: Relation) -> None:
         """Create what is missing in the target, and check that what exists fits the stream."""
         self.name = name
+        written = self._written(relation)
         try:
-            self._target = self._find_or_create(relation)
-            self._check_fit(relation, self._target)
+            self._target = self._find_or_create(written)
+            self._check_fit(written, self._target)
             self._marks.metadata.create_all(self._database)
             self._register(relation.name)
         except SQLAlchemyError as error:
             raise self._unusable(relation.name, error) from error
+        if self._upsert is not None:
+            self._upserts = Upserts(self._upsert, self._target, self._database.dialect.name)
         self._columns: list[tuple[str, Callable[[Any], Any] | None]] = [
-            (column.name, converter(column.type, self._target.columns[column.name].type)) for column in relation.columns
+            (column.name, converter(column.type, self._target.columns[column.name].type)) for column in written.columns
         ]
+
+    def _written(self, relation: Relation) -> Relation:
+        """What is written into the target: the stream's rows, or those of the table whose changelog it is."""
+        if self._upsert is None:
+            return relation
+        check_changelog(relation, self._upsert, self._database.dialect.name, self.name)
+        return self._upsert
 
     def check(self, name: str, relation: Relation) -> str:
         """Would :meth:`open` succeed? Creates and changes nothing; says what it found."""
         self.name = name
+        written = self._written(relation)
         if (missing := missing_file(self._database.url)) is not None:
             if not missing.absolute().parent.is_dir():
                 raise SinkError(f"can't create {missing}: there is no directory {missing.parent}", sink=name)
@@ -118,7 +137,7 @@ class SqlSink:
             raise self._unusable(relation.name, error) from error
         if target is None:
             return f"table {self._table_name} will be created"
-        self._check_fit(relation, target)
+        self._check_fit(written, target)
         return f"table {self._table_name} has its columns"
 
     def _find(self) -> sa.Table | None:
@@ -136,8 +155,15 @@ class SqlSink:
         if found is not None:
             return found
         dialect = self._database.dialect.name
+        keys = () if self._upsert is None else self._upsert.primary_key
         columns = [
-            sa.Column(c.name, target_type(c.type, dialect), nullable=c.nullable, autoincrement=False)
+            sa.Column(
+                c.name,
+                target_type(c.type, dialect),
+                nullable=c.nullable and c.name not in keys,
+                primary_key=c.name in keys,
+                autoincrement=False,
+            )
             for c in relation.columns
         ]
         table = sa.Table(self._table_name, sa.MetaData(schema=self._schema), *columns)
@@ -146,7 +172,10 @@ class SqlSink:
 
     def _check_fit(self, relation: Relation, target: sa.Table) -> None:
         """A column for each of the stream's that keeps its values, and a value for each of the target's."""
-        if told := misfits(relation, target, self._database.dialect):
+        told = misfits(relation, target, self._database.dialect)
+        if self._upsert is not None and (lack := missing_key(self._upsert, target, self._database)):
+            told.append(lack)
+        if told:
             raise SinkError(
                 f"table {self._table_name} ({', '.join(target.columns.keys())}) in {self._shown} does not fit stream "
                 f"{relation.name} ({', '.join(relation.column_names)}): {'; '.join(told)}. Change it (ALTER TABLE) or the "
@@ -194,7 +223,9 @@ class SqlSink:
         fresh = [batch for batch in batches if self._is_fresh(batch, marks[key_text(batch)])]
         if not fresh:
             return
-        if rows := [row for batch in fresh for row in self._rows(batch)]:
+        if self._upserts is not None:
+            self._upserts.write(connection, fresh)
+        elif rows := [row for batch in fresh for row in self._rows(batch)]:
             connection.execute(self._target.insert(), rows)
         connection.execute(self._marks.insert(), [self._mark(batch) for batch in fresh])
         if not self._history:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 from tidegate.examples.mimic_alerts.backends import choose_backend
-from tidegate.examples.mimic_alerts.demo import Options, open_shift, source_of
+from tidegate.examples.mimic_alerts.computer import orders_for
+from tidegate.examples.mimic_alerts.demo import Options, source_of
 from tidegate.examples.mimic_alerts.live import LiveServer, Player
 
 HERE = Path(__file__).resolve().parent
@@ -18,32 +20,44 @@ from chromium import chromium  # noqa: E402
 WAIT_MS = 300_000
 
 
-def picture(browser: Any, url: str, scheme: str, name: str) -> None:
-    page = browser.new_page(viewport={"width": 1480, "height": 900}, color_scheme=scheme)
+def visit(browser: Any, url: str, scheme: str, width: int = 1480, height: int = 900) -> Any:
+    page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
+    page.set_default_timeout(WAIT_MS)
     page.goto(f"{url}/ward")
-    page.wait_for_selector("#graph svg")
-    page.wait_for_timeout(9_000)  # a whole screen of waves
-    page.screenshot(path=HERE / f"{name}.png")
-    if scheme == "dark":
-        page.locator(".graph").scroll_into_view_if_needed()
-        page.locator(".graph").screenshot(path=HERE / "hospital-graph.png")
-    page.close()
+    return page
 
 
 def main() -> None:
-    where = choose_backend("local")
-    options = Options(minutes=5, auto_doctor=False, deadline_s=90)
-    shift = open_shift(options, source_of(options, where), where)
-    with shift.engine, LiveServer(Player(shift, speed=6)) as server, chromium() as browser:
-        page = browser.new_page(viewport={"width": 1480, "height": 900})
-        page.set_default_timeout(WAIT_MS)
-        page.goto(f"{server.url}/ward")
-        page.wait_for_selector(".question")
-        page.wait_for_selector("#waits p:has-text('Behind it')")
-        page.wait_for_selector("#news .kind-suppressed")
-        server.player.control({"speed": 1})
-        picture(browser, server.url, "dark", "hospital")
-        picture(browser, server.url, "light", "hospital-light")
+    options = Options(minutes=8, auto_doctor=False, deadline_s=90, backend="local")
+    source = source_of(options, choose_backend("local"))
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        player = Player(source, orders_for(options, source, Path(folder)), speed=6)
+        with LiveServer(player) as server, chromium() as browser:
+            page = visit(browser, server.url, "light")
+            page.wait_for_selector(".question")
+            page.click(".question .accept")
+            page.wait_for_selector("[data-receipt]")
+            page.click("#plug")
+            page.wait_for_selector("#outage.dark")
+            page.wait_for_timeout(1000)
+            page.screenshot(path=HERE / "hospital-plug.png")
+            page.wait_for_selector("#outage.back")
+            page.wait_for_selector("#waits:has-text('1 visit')")
+            player.control({"speed": 1})
+            dark, phone = visit(browser, server.url, "dark"), visit(browser, server.url, "light", 390, 844)
+            page.wait_for_timeout(9_000)  # a whole screen of waves
+            dark.screenshot(path=HERE / "hospital.png")
+            page.screenshot(path=HERE / "hospital-light.png")
+            phone.screenshot(path=HERE / "hospital-phone.png")
+            dark.click("details.graph summary")
+            dark.wait_for_selector("#graph svg")
+            dark.wait_for_timeout(2_000)
+            dark.locator("#graph").scroll_into_view_if_needed()
+            dark.locator("#graph").screenshot(path=HERE / "hospital-graph.png")
+            player.control({"speed": 60})
+            page.wait_for_selector("#ending:not([hidden])")
+            page.evaluate("scrollTo(0, 0)")
+            page.screenshot(path=HERE / "hospital-ending.png", clip={"x": 0, "y": 0, "width": 1480, "height": 480})
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ PATIENT_TABLES = {
 SIGN_COLUMNS = "patient INTEGER, sign VARCHAR, found_at TIMESTAMP, value DOUBLE, limit_value DOUBLE, recent VARCHAR"
 ADVICE_COLUMNS = f"{SIGN_COLUMNS}, drug VARCHAR, dose DOUBLE, unit VARCHAR"
 NOTICE_COLUMNS = f"{SIGN_COLUMNS}, drug VARCHAR, kind VARCHAR, reason VARCHAR"
-OUTCOME_COLUMNS = f"{ADVICE_COLUMNS}, given BOOLEAN, decided_by VARCHAR"
+OUTCOME_COLUMNS = f"{ADVICE_COLUMNS}, given BOOLEAN, decided_by VARCHAR, decided_at TIMESTAMP, number INTEGER"
 ALARM_COLUMNS = "patient INTEGER, signal VARCHAR, state VARCHAR, since TIMESTAMP"
 
 
@@ -159,11 +159,12 @@ def _emergency(app: App, deadline_s: float, quiet_s: float, backend: dict[str, A
         inputs="pap",
         outputs=["vitals", "technical_alarms"],
         writes=[partition("signal_states")],
-        windows={"recent": window("pap", count=10, slide=5, compute=minute)},
+        windows={"trend": window("pap", count=signals.PAP_PACKETS, slide=signals.PAP_SLIDE, compute=minute)},
     )
     def check_signal(txn: Transaction, pap: Batch) -> None:
-        """The trend for the display, and alarms about the line. It does not wait for a decision."""
-        for result in txn.window("recent").results:
+        """The trend for the display, of the averages that the alert compares with its limit, and alarms about the line.
+        It does not wait for a decision."""
+        for result in txn.window("trend").results:
             state = result.fault or "ok"
             txn.emit("vitals", [(txn.key, result.ended_at, result.mean, state)])
             _note_state(txn, "pap", state, result.ended_at, "technical_alarms")
@@ -204,22 +205,32 @@ def _cardiac(app: App, deadline_s: float, quiet_s: float) -> None:
 
     @app.procedure(
         inputs="beats",
-        outputs=["fast", "rates"],
+        outputs="fast",
         reads=[partition("patients"), partition("med_events"), partition("asked")],
         windows={"rhythm": window("beats", time="15s", slide_rows=8, on="beat_at", compute=ten_beats)},
     )
     def watch_rate(txn: Transaction, beats: Batch) -> None:
         """SP5: beats a minute, over the last 15 seconds, with every eighth beat."""
         for result in txn.window("rhythm").results:
-            seconds = (result.last_at - result.first_at).total_seconds()
+            seconds, rate = _rate(result)
             patient = txn.get("patients", txn.key)
-            if seconds < 5 or patient is None:
+            if seconds <= 12 or patient is None or rate < patient.rate_limit:
                 continue
-            rate = 60 * (result.number - 1) / seconds
-            txn.emit("rates", [(txn.key, result.last_at, rate)])
-            if seconds > 12 and rate >= patient.rate_limit and _may_ask(txn, RATE_SIGN, result.last_at, quiet_s):
+            if _may_ask(txn, RATE_SIGN, result.last_at, quiet_s):
                 _emit_sign(txn, "fast", RATE_SIGN, result.last_at, rate, patient.rate_limit)
                 return
+
+    @app.procedure(
+        inputs="beats",
+        outputs="rates",
+        windows={"display": window("beats", time="15s", slide_rows=8, on="beat_at", compute=ten_beats)},
+    )
+    def show_rate(txn: Transaction, beats: Batch) -> None:
+        """The same figure for the display. It does not wait for a decision."""
+        for result in txn.window("display").results:
+            seconds, rate = _rate(result)
+            if seconds >= 5:
+                txn.emit("rates", [(txn.key, result.last_at, rate)])
 
     @app.procedure(
         inputs="fast",
@@ -241,6 +252,12 @@ def _cardiac(app: App, deadline_s: float, quiet_s: float) -> None:
         _decide(txn, rate_recommendations[0], rate_decisions[0], "rate_outcomes")
 
     app.nested(watch_rate, recommend_slower, administer_slower, name="cardiac")
+
+
+def _rate(result: Any) -> tuple[float, float]:
+    """Over how many seconds, and beats a minute."""
+    seconds = (result.last_at - result.first_at).total_seconds()
+    return seconds, 60 * (result.number - 1) / seconds if seconds else 0.0
 
 
 def _found(extent: Any) -> tuple[dt.datetime, list[dt.datetime] | None]:
@@ -289,7 +306,7 @@ def _dose(txn: Transaction, wish: Any) -> tuple[float | None, str | None]:
 
 
 def _decisions(app: App, name: str, deadline_s: float) -> None:
-    columns = "patient INTEGER NOT NULL, give BOOLEAN NOT NULL, decided_by VARCHAR NOT NULL"
+    columns = "patient INTEGER NOT NULL, give BOOLEAN NOT NULL, decided_by VARCHAR NOT NULL, decided_at TIMESTAMP"
     lapsed = {"give": False, "decided_by": "nobody: the time to decide ran out"}
     app.stream(name, columns, border=True, key="patient", deadline_s=deadline_s, default=lapsed)
 
@@ -323,11 +340,13 @@ def _recommend(txn: Transaction, sign: Any, recommendations: str, notices: str) 
 
 
 def _decide(txn: Transaction, advice: Any, decision: Any, outcomes: str) -> None:
+    """A dose is charted for the time it was accepted; without one, for the time of the alert."""
+    number = None
     if decision.give:
-        origin = "alert"
-        _add_event(txn, txn.key, advice.drug, advice.found_at, advice.dose, advice.unit, origin, asked_id=txn.batch_id)
+        at, origin = decision.decided_at or advice.found_at, "alert"
+        number = _add_event(txn, txn.key, advice.drug, at, advice.dose, advice.unit, origin, asked_id=txn.batch_id)
     txn.update("asked", (txn.key, advice.sign), outcome="given" if decision.give else "declined")
-    txn.emit(outcomes, [(*advice, decision.give, decision.decided_by)])
+    txn.emit(outcomes, [(*advice, decision.give, decision.decided_by, decision.decided_at, number)])
 
 
 def _add_event(
@@ -341,9 +360,11 @@ def _add_event(
     *,
     until_at: dt.datetime | None = None,
     asked_id: int | None = None,
-) -> None:
+) -> int:
+    """Returns its line on the patient's chart."""
     number = len(txn.scan("med_events")) + 1
     txn.insert("med_events", (patient, number, drug, at, until_at, dose, unit, origin, asked_id))
+    return number
 
 
 def _note_state(txn: Transaction, signal: str, state: str, at: dt.datetime, alarms: str) -> None:

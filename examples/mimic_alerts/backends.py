@@ -1,4 +1,4 @@
-"""Where the windows over waveforms are evaluated: on Spark if this machine has it, in this process otherwise."""
+"""Where the windows over waveforms are evaluated: in this process, or on Spark."""
 
 from __future__ import annotations
 
@@ -29,14 +29,21 @@ class Where:
 
 
 def choose_backend(wanted: str = "auto") -> Where:
-    """``auto``: Spark where there is a Java for it, else local; ``spark``: Spark or an error; ``local``."""
+    """``auto`` and ``local``: this process; ``spark``: Spark, or an error.
+
+    For a ward of some patients Spark, with its start and a job for every few seconds, costs more than it saves. So ``auto``
+    is a fixed choice, not a measured one; a window's ``backend="auto"`` measures.
+    """
     if wanted == "local":
         return Where("windows: evaluated in this process")
+    if wanted == "auto":
+        return Where(
+            "windows: evaluated in this process, which costs less than starting Spark; Spark pays for heavier functions over "
+            "more patients, and on clusters (--backend spark)"
+        )
     why = _without_spark()
     if why is not None:
-        if wanted == "spark":
-            raise TidegateError(f"no Spark for the windows: {why}")
-        return Where(f"windows: evaluated in this process, without Spark ({why})")
+        raise TidegateError(f"no Spark for the windows: {why}")
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"pyspark\..*")  # about versions of pandas
     told = "windows of the alert: evaluated on Spark, embedded in this process"
     return Where(told, {"executor": "threads", "workers": 4}, {"pattern": w.KeyFarm(2), "backend": "spark"})

@@ -174,9 +174,10 @@ class Child:
             answer = self.shift.doctor.answer(question) if self.shift.doctor else None
             if answer is None or (self.clock.now() - asked_at).total_seconds() < answer[0]:
                 continue
-            row = {"patient": question.key, "give": answer[1], "decided_by": "the doctor on duty"}
+            decided_at = self.shift.time_of(question.key)
+            row = {"give": answer[1], "decided_by": "the doctor on duty", "decided_at": decided_at}
             try:
-                self.engine.push(question.stream, [row], batch_id=question.batch_id).result(10)
+                self.engine.answer(question, **row).result(10)
             except (BatchError, StillWaiting):
                 continue
             told = {

@@ -62,6 +62,7 @@ class Decision(NamedTuple):
 
     give: bool
     decided_by: str
+    decided_at: dt.datetime | None = None
 
 
 @dataclass(frozen=True)
@@ -124,8 +125,8 @@ ALL = Guarantees("all, in the model")
 class Tables:
     """Tables as dictionaries, written at once."""
 
-    def __init__(self) -> None:
-        self.app = _declared()
+    def __init__(self, app: App | None = None) -> None:
+        self.app = app or _declared()
         self.rows: dict[str, dict[Any, Any]] = {name: {} for name in self.app.tables}
         self.types: dict[str, Any] = {
             name: namedtuple(name, table.column_names) for name, table in self.app.tables.items()
@@ -157,7 +158,7 @@ def _declared() -> App:
 class LooseTxn:
     """The part of a transaction that the hospital's procedures use. Nothing is undone or isolated."""
 
-    def __init__(self, tables: Tables, patient: int, batch_id: int, windows: list[Window] | None = None) -> None:
+    def __init__(self, tables: Tables, patient: int, batch_id: int, windows: list[Any] | None = None) -> None:
         self._tables = tables
         self.key = patient
         self.batch_id = batch_id

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from tidegate.examples.mimic_alerts import rules
 
 ALERTS = ("outcomes", "notices", "rate_outcomes", "rate_notices")
 
 
-def unsafe_doses(events: Iterable[Any]) -> tuple[list[str], list[str]]:
+class Harm(NamedTuple):
+    """A dose that the rules forbid: ``kind`` is ``"recent"`` or ``"interaction"``."""
+
+    patient: int
+    at: dt.datetime
+    kind: str
+    text: str
+
+
+def harms(events: Iterable[Any]) -> list[Harm]:
     """Administrations too close to one of the same drug, and those that clash with another: of rows of med_events.
 
     What was charted elsewhere (origin ``record``) is history: it counts against what the ward gives, not against itself.
     """
     drugs = {drug.drug: drug for drug in rules.DRUGS}
-    doubled: list[str] = []
-    clashing: list[str] = []
+    found: list[Harm] = []
     by_patient: dict[int, list[Any]] = {}
     for event in events:
         by_patient.setdefault(event.patient, []).append(event)
@@ -31,9 +40,14 @@ def unsafe_doses(events: Iterable[Any]) -> tuple[list[str], list[str]]:
             others = [other for j, other in enumerate(given) if j < i or other.origin == "record"]
             against = rules.objection(event.drug, event.given_at, others, drugs, rules.INTERACTIONS)
             if against is not None:
-                told = f"patient {patient}, {event.given_at}: {against.text}"
-                (doubled if against.kind == "recent" else clashing).append(told)
-    return doubled, clashing
+                found.append(Harm(patient, event.given_at, against.kind, against.text))
+    return found
+
+
+def unsafe_doses(events: Iterable[Any]) -> tuple[list[str], list[str]]:
+    """The same in words: too close to one of the same drug, and clashing with another."""
+    found = [(harm.kind, f"patient {harm.patient}, {harm.at}: {harm.text}") for harm in harms(events)]
+    return [told for kind, told in found if kind == "recent"], [told for kind, told in found if kind != "recent"]
 
 
 def repeated(delivered: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:

@@ -77,19 +77,35 @@ class Seen:
         return [row for stream in streams for _, _, row in self.rows[stream]]
 
 
+def start_of(source: Source, patient: int) -> dt.datetime:
+    """When a patient's waves begin, on the patient's chart."""
+    starts: dict[int, dt.datetime] = getattr(source, "starts", {})
+    return starts.get(patient, source.start)
+
+
 class Shift:
     """Plays a source through an engine. ``doctor`` None: people decide, elsewhere."""
 
     def __init__(
-        self, engine: Engine, source: Source, clock: WardClock, doctor: Doctor | None = None, waits: bool = False
+        self,
+        engine: Engine,
+        source: Source,
+        clock: WardClock,
+        doctor: Doctor | None = None,
+        waits: bool = False,
+        kept: bool = False,
     ) -> None:
+        """``kept``: everything emitted is kept by the engine, and is here again after a restart."""
         self.engine = engine
         self.source = source
         self.clock = clock
         self.doctor = doctor
         self.seen = Seen()
         self._waits = waits  # with threads: let each step settle, so that runs can be compared
-        self._following = {name: engine.subscribe(name) for name in FOLLOWED}
+        self._following: dict[str, Iterable[Any]] = {
+            name: engine.subscribe_durably(name, f"page {name}") if kept else engine.subscribe(name)
+            for name in FOLLOWED
+        }
 
     def admit(self) -> None:
         """Patients and their charts, once."""
@@ -116,12 +132,19 @@ class Shift:
         self.finish()
         return self.seen
 
-    def step(self, step: Step) -> None:
-        """One step: input, decisions that are due, and output."""
+    def step(self, step: Step, source: str | None = None) -> bool:
+        """One step: input, decisions that are due, and output. ``source``: whose offset is kept with the last push.
+
+        True: all of it was known already.
+        """
         self.clock.move_to(step.at)
-        for stream, rows in (("pap", step.pap), ("ecg", step.ecg), ("visits", step.visits)):
-            if rows:
-                ticket = self.engine.push(stream, rows, batch_id=step.number)
+        known = True
+        for stream, rows in (("ecg", step.ecg), ("visits", step.visits), ("pap", step.pap)):
+            last = source is not None and stream == "pap"
+            place: dict[str, Any] = {"source": source, "offset": step.number} if last else {}
+            if rows or place:
+                ticket = self.engine.push(stream, rows, batch_id=step.number, **place)
+                known = known and ticket.duplicate
                 if ticket.error is not None:  # the ward's procedures never refuse a packet
                     raise ticket.error
         self.seen.packets += len(step.pap) + len(step.ecg)
@@ -132,6 +155,7 @@ class Shift:
         if self._waits:
             self.engine.run_until_idle()
         self.collect()
+        return known
 
     def decide(self) -> None:
         """The doctor's answers that are due by now."""
@@ -140,11 +164,15 @@ class Shift:
             asked_at = self.seen.questions.setdefault(asked, self.clock.now())
             answer = None if self.doctor is None else self.doctor.answer(question)
             if answer is not None and (self.clock.now() - asked_at).total_seconds() >= answer[0]:
-                row = {"patient": question.key, "give": answer[1], "decided_by": "the doctor on duty"}
+                row = {"give": answer[1], "decided_by": "the doctor on duty", "decided_at": self.time_of(question.key)}
                 try:
-                    self.engine.push(question.stream, [row], batch_id=question.batch_id)
+                    self.engine.answer(question, **row)
                 except BatchError:  # the time to decide ran out first
                     pass
+
+    def time_of(self, patient: int) -> dt.datetime:
+        """The time on this patient's chart: records were not all taken on the same day."""
+        return start_of(self.source, patient) + (self.clock.now() - self.source.start)
 
     def collect(self) -> None:
         """Collect what was committed; the patients respond to what was given."""

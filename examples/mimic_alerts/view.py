@@ -3,13 +3,31 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections import Counter
 from typing import Any
 
-from tidegate.examples.mimic_alerts.safety import judge
-from tidegate.examples.mimic_alerts.shift import Shift
+from tidegate.examples.mimic_alerts.app import PRESSURE_SIGN, RATE_SIGN
+from tidegate.examples.mimic_alerts.safety import harms, judge
+from tidegate.examples.mimic_alerts.shift import Shift, start_of
 
 TREND_S = 300  # seconds of window averages shown
 SHOWN = 40
+SIGNS = {PRESSURE_SIGN: "The pressure in the lung is too high", RATE_SIGN: "The heart beats too fast"}
+UNITS = {PRESSURE_SIGN: "mmHg", RATE_SIGN: "beats/min"}
+WAITS = {"visit": "visit", "emergency": "pressure reading", "cardiac": "heart reading", "chart": "look at the chart"}
+ENDINGS = {
+    "given": "accepted, given",
+    "declined": "declined, not given",
+    "lapsed": "nobody decided in time, not given",
+}
+FAULTS = {
+    "clamped at 90 mmHg": "it is stuck at 90 mmHg",
+    "line flushed": "it is being flushed",
+    "transducer zeroed": "it is being set to zero",
+    "flat line": "it shows a flat line",
+    "signal lost": "the signal is lost",
+    "leads off": "a lead has come off",
+}
 
 
 class State:
@@ -22,16 +40,8 @@ class State:
         self._rates: dict[int, float] = {}
         self._lines: dict[int, dict[str, str]] = {}
         self._news: list[dict[str, Any]] = []
-        self.latest: dict[str, Any] = {}
-
-    def ward(self) -> dict[str, Any]:
-        """What does not change: who lies where."""
-        source = self._shift.source
-        return {
-            "name": source.name,
-            "patients": [patient._asdict() for patient in source.patients],
-            "deadline_s": self._shift.engine.app.streams["decisions"].deadline_s,
-        }
+        self._receipts: list[dict[str, Any]] = []
+        self._counts: Counter[str] = Counter()
 
     def look(self) -> dict[str, Any]:
         """The current state. The medications are read first: their outcomes are then in what is collected afterwards,
@@ -40,8 +50,8 @@ class State:
         engine = self._shift.engine
         events = list(engine.query("SELECT * FROM med_events ORDER BY given_at DESC, patient, number DESC"))
         waits = engine.query(
-            """SELECT DISTINCT unit, table_name, partition AS patient, held_by, waits_behind, position
-               FROM tidegate.locks WHERE held_by IS NOT NULL ORDER BY position LIMIT 60"""
+            """SELECT partition AS patient, unit, count(DISTINCT position) AS number FROM tidegate.locks
+               WHERE held_by IS NOT NULL GROUP BY ALL ORDER BY ALL LIMIT 60"""
         ).rows
         self._shift.collect()
         with engine.lock:
@@ -50,23 +60,23 @@ class State:
             unfinished = len(engine.scheduler.live)
         self._take()
         verdict = judge(events, self._shift.seen.rows)
-        self.latest = {
+        return {
             "at": self._shift.clock.now(),
             "passed_s": self._shift.clock.monotonic(),
             "questions": questions,
             "events": [self._event(event) for event in events[:SHOWN]],
             "event_count": len(events),
-            "waits": [
-                dict(zip(("unit", "table", "patient", "held_by", "behind", "position"), row, strict=True))
-                for row in waits
-            ],
+            "charted": [(event.patient, event.number, event.drug) for event in events],
+            "waits": [{"patient": patient, "what": WAITS.get(unit, unit), "number": n} for patient, unit, n in waits],
             "trend": {patient: trend[-TREND_S // 5 :] for patient, trend in self._trend.items()},
             "rates": self._rates,
             "lines": self._lines,
-            "news": self._news[-SHOWN:][::-1],
+            "news": sorted(self._news, key=lambda one: one["passed_s"])[-SHOWN:][::-1],
+            "receipts": sorted(self._receipts, key=lambda one: one["passed_s"])[::-1],
+            "counts": dict(self._counts),
             "commits": commits,
             "unfinished": unfinished,
-            "packets": self._shift.seen.packets,
+            "harmed": [harm._asdict() for harm in harms(events)],
             "safe": {
                 "doubled": len(verdict.doubled),
                 "clashing": len(verdict.clashing),
@@ -74,7 +84,6 @@ class State:
                 "misapplied": len(verdict.misapplied),
             },
         }
-        return self.latest
 
     def _take(self) -> None:
         """What was committed since the last look."""
@@ -87,7 +96,7 @@ class State:
         match stream:
             case "vitals":
                 trend = self._trend.setdefault(patient, [])
-                start = self._start_of(patient)
+                start = start_of(self._shift.source, patient)
                 trend.append(
                     ((row.taken_at - start).total_seconds(), None if row.state != "ok" else round(row.mean, 1))
                 )
@@ -96,43 +105,81 @@ class State:
                 self._rates[patient] = round(row.rate)
             case "technical_alarms" | "lead_alarms":
                 self._lines.setdefault(patient, {})[row.signal] = row.state
-                signal = {"pap": "pressure", "ecg": "ECG"}[row.signal]
-                told = f"{signal}: {row.state}" if row.state != "ok" else f"{signal} is back"
+                signal = {"pap": "The pressure line", "ecg": "The heart monitor"}[row.signal]
+                if row.state != "ok":
+                    self._counts["alarms"] += 1
+                told = (
+                    f"{signal} can't be trusted: {FAULTS.get(row.state, row.state)}"
+                    if row.state != "ok"
+                    else f"{signal} is fine again"
+                )
                 self._tell(row.since, patient, "technical" if row.state != "ok" else "quiet", told)
             case "outcomes" | "rate_outcomes":
-                kind = "given" if row.given else "declined"
-                told = f"{row.drug} given" if row.given else f"{row.drug} not given"
-                self._tell(row.found_at, patient, kind, f"{told}: {row.decided_by} (alert {batch_id})")
+                self._take_decision(stream, patient, batch_id, row)
             case "notices" | "rate_notices":
-                self._tell(row.found_at, patient, "suppressed", f"{row.sign}, nothing to recommend: {row.reason}")
+                self._counts["held back"] += 1
+                told = f"{SIGNS[row.sign]}, but {row.drug} must not be given: {row.reason}"
+                self._tell(row.found_at, patient, "suppressed", told)
             case "visit_outcomes" if row.kind == "seen":
-                self._tell(row.visit_at, patient, "quiet", f"visited: {row.reason}")
+                self._tell(row.visit_at, patient, "quiet", f"Visited: {row.reason}")
             case "visit_outcomes":
-                told = (
-                    f"{row.drug} given ({row.origin})"
-                    if row.given
-                    else f"{row.drug} refused ({row.origin}): {row.reason}"
-                )
+                who = {"visit": "a doctor at the bed", "schedule": "the medication plan"}.get(row.origin, row.origin)
+                self._counts["given" if row.given else "refused"] += 1
+                told = f"{row.drug} given ({who})" if row.given else f"{row.drug} refused ({who} asked): {row.reason}"
                 self._tell(row.visit_at, patient, "given" if row.given else "refused", told)
 
-    def _start_of(self, patient: int) -> dt.datetime:
-        starts: dict[int, dt.datetime] = getattr(self._shift.source, "starts", {})
-        return starts.get(patient, self._shift.source.start)
+    def _take_decision(self, stream: str, patient: int, batch_id: int, row: Any) -> None:
+        """A receipt: who decided what, about what, when, and where it is charted."""
+        lapsed = row.decided_by.startswith("nobody")
+        deadline = dt.timedelta(seconds=self._shift.engine.app.streams["decisions"].deadline_s or 0)
+        at = row.decided_at or row.found_at + deadline
+        kind = "given" if row.given else "lapsed" if lapsed else "declined"
+        self._counts["accepted" if row.given else kind] += 1
+        self._counts["given"] += row.given
+        told = {
+            "given": "accepted, given",
+            "declined": "declined, not given",
+            "lapsed": "nobody decided in time, not given",
+        }[kind]
+        self._tell(at, patient, kind, f"{row.drug}: {told}" + ("" if lapsed else f" ({row.decided_by})"))
+        self._receipts.append(
+            {
+                "receipt": f"{'P' if stream == 'outcomes' else 'H'}{patient}-{batch_id}",
+                "patient": patient,
+                "kind": kind,
+                "sign": SIGNS[row.sign],
+                "plain_sign": row.sign,
+                "value": row.value,
+                "limit": row.limit_value,
+                "unit": UNITS[row.sign],
+                "drug": row.drug,
+                "dose": f"{row.dose:g} {row.unit}",
+                "asked_at": row.found_at,
+                "decided_at": at,
+                "by": row.decided_by,
+                "line": row.number,
+                "passed_s": (at - start_of(self._shift.source, patient)).total_seconds(),
+            }
+        )
 
     def _tell(self, at: dt.datetime, patient: int, kind: str, told: str) -> None:
-        self._news.append({"at": at, "patient": patient, "kind": kind, "told": told})
-        del self._news[: -4 * SHOWN]
+        passed_s = (at - start_of(self._shift.source, patient)).total_seconds()
+        self._news.append({"at": at, "passed_s": passed_s, "patient": patient, "kind": kind, "told": told})
+        if len(self._news) > 8 * SHOWN:
+            self._news = sorted(self._news, key=lambda one: one["passed_s"])[-4 * SHOWN :]
 
     def _question(self, question: Any) -> dict[str, Any]:
         advice = next(batch[0] for name, batch in question.batches.items() if name.endswith("recommendations"))
         return {
             "question": question.id,
+            "digest": question.digest,
             "stream": question.stream,
             "patient": question.key,
             "batch_id": question.batch_id,
             "unit": question.unit,
             "left_s": question.deadline_in_s,
-            "sign": advice.sign,
+            "sign": SIGNS[advice.sign],
+            "unit_of_value": UNITS[advice.sign],
             "value": advice.value,
             "limit": advice.limit_value,
             "recent": advice.recent,

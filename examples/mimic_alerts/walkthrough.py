@@ -59,8 +59,7 @@ print([tuple(row) for row in held])
 # %% The doctor accepts
 # The alert commits, then the visit runs, and refuses: given recently.
 
-answer = {"patient": question.key, "give": True, "decided_by": "the reader"}
-engine.push(question.stream, [answer], batch_id=question.batch_id)
+engine.answer(question, give=True, decided_by="the reader")
 assert visit.done
 shift.collect()
 refused = shift.seen.of("visit_outcomes")[-1]

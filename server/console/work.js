@@ -4,7 +4,7 @@ import { post } from "./api.js";
 import { byId, clock, make, put, seconds, table } from "./show.js";
 
 const WHOLE = /INT$|INTEGER$/; // types of integers
-const cards = new Map(); // question -> its card, kept so that typed input is not lost
+const cards = new Map(); // question -> its card and what it shows, kept so that typed input is not lost
 
 function field(column) {
   const name = { name: column.name, required: !column.nullable };
@@ -28,9 +28,11 @@ function value(column, text) {
   return /DOUBLE|FLOAT/.test(column.type) ? Number(text) : text;
 }
 
-function card(question, stream, refresh) {
+function card(question, stream, refresh, note = "") {
   const columns = stream.columns.filter((column) => column.name !== stream.key);
-  const problem = make("p", { class: "error", role: "alert" });
+  const problem = make("p", { class: "error", role: "alert" }, note);
+  const path = `/v1/questions/${encodeURIComponent(question.stream)}/${question.batch_id}`;
+  const named = `question=${encodeURIComponent(question.question)}&digest=${encodeURIComponent(question.digest)}`;
   const form = make("form", { "aria-label": `answer ${question.unit}` }, ...columns.map(field), make("button", { class: "primary" }, "Answer"));
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
@@ -38,8 +40,8 @@ function card(question, stream, refresh) {
     for (const column of columns) row[column.name] = value(column, form.elements[column.name].value);
     form.querySelector("button").disabled = true;
     try {
-      const path = `/v1/questions/${encodeURIComponent(question.stream)}/${question.batch_id}`;
-      await post(`${path}?question=${encodeURIComponent(question.question)}`, row);
+      await post(`${path}?${named}`, row);
+      receipt(title, question, row);
       refresh();
     } catch (error) {
       problem.textContent = error.message;
@@ -50,23 +52,43 @@ function card(question, stream, refresh) {
     make("div", {}, make("p", { class: "dim" }, name), table(Object.keys(rows[0] ?? {}).map((key) => [key, key]), rows, "no rows")));
   const since = make("span", { class: "dim since" });
   const title = question.key == null ? question.unit : `${question.unit} · ${stream.key} ${question.key}`;
-  return make("article", { class: "question" }, make("h3", {}, title), since, ...evidence, form, problem);
+  const anew = make("button", {
+    class: "anew",
+    title: "Withdraw the question; what led to it runs again, with the code in force now",
+    onclick: async () => {
+      try { await post(`${path}/reask?${named}`, {}); refresh(); } catch (error) { problem.textContent = error.message; }
+    },
+  }, "Ask anew");
+  const shown = make("p", { class: "dim" }, `digest ${question.digest.slice(0, 12)}… `, anew);
+  return make("article", { class: "question" }, make("h3", {}, title), since, ...evidence, form, problem, shown);
+}
+
+// What was decided here, newest first: the server has acknowledged each.
+function receipt(title, question, row) {
+  byId("receipts").querySelector(".none")?.remove();
+  const said = Object.entries(row).map(([name, given]) => `${name} ${given}`).join(", ");
+  byId("receipts").prepend(make("p", { class: "receipt", "data-question": question.question },
+    make("b", {}, `${new Date().toLocaleTimeString("en-GB")} ${title}`), `: ${said} `,
+    make("small", { class: "dim" }, `batch ${question.batch_id}, question ${question.question}, digest ${question.digest.slice(0, 12)}…`)));
 }
 
 export function showQuestions(questions, streams, refresh) {
   const wanted = new Map(questions.map((question) => [question.question, question]));
-  for (const [name, element] of cards) {
+  for (const [name, { element }] of cards) {
     if (!wanted.has(name)) { element.remove(); cards.delete(name); }
   }
   const place = byId("questions");
   place.querySelector(".none")?.remove();
   for (const [name, question] of wanted) {
-    if (!cards.has(name)) {
-      cards.set(name, card(question, streams.get(question.stream), refresh));
-      place.append(cards.get(name));
+    const before = cards.get(name);
+    if (before?.digest !== question.digest) {
+      const note = before ? "Asked anew since you looked: this may show something else than before." : "";
+      const element = card(question, streams.get(question.stream), refresh, note);
+      if (before) before.element.replaceWith(element); else place.append(element);
+      cards.set(name, { element, digest: question.digest });
     }
     const left = question.deadline_in_s == null ? "" : `, default in ${seconds(question.deadline_in_s)}`;
-    cards.get(name).querySelector(".since").textContent =
+    cards.get(name).element.querySelector(".since").textContent =
       `asked ${seconds(question.asked_s)} ago${left} · batch ${question.batch_id} at position ${question.position}`;
   }
   if (!wanted.size) place.append(make("p", { class: "none" }, "No decision is pending."));
@@ -103,20 +125,30 @@ export function showLocks(now) {
 }
 
 export function showTrouble(now, refresh) {
-  const resume = (dataflow) => make("button", {
+  const button = (label, path) => make("button", {
     onclick: async () => {
-      try { await post(`/v1/dataflows/${encodeURIComponent(dataflow)}/resume`, {}); } catch (error) { alert(error.message); }
+      try { await post(path, {}); } catch (error) { alert(error.message); }
       refresh();
     },
-  }, "Resume");
-  put("halted", table([["dataflow", "name"], ["", (row) => resume(row.name)]],
-    now.halted.map((name) => ({ name })), "No dataflow is halted."));
+  }, label);
+  const halt = (row, act, label) => button(label,
+    `/v1/dataflows/${encodeURIComponent(row.dataflow)}/${act}${row.key === null ? "" : `?key=${encodeURIComponent(row.key)}`}`);
+  put("halted", ...(now.halts.length ? now.halts.map((row) => make("div", { class: "halt" },
+    make("p", {}, make("strong", {}, row.key === null ? row.dataflow : `${row.dataflow}, key ${row.key}`),
+      ` stopped in front of batch ${row.batch_id} at position ${row.position} (${row.waiting - 1} waiting behind it). `,
+      halt(row, "resume", "Resume"), " ", halt(row, "skip", "Skip this batch")),
+    make("p", { class: "bad" }, row.error),
+    make("pre", {}, row.trace),
+    make("pre", {}, row.truncated ? `${row.rows ?? ""} … (${row.row_count} rows)` : row.rows ?? ""),
+  )) : [make("p", { class: "none" }, "No dataflow is halted.")]));
   put("dead", table([
-    ["at", (row) => clock(row.at_time)], ["procedure", "procedure"], ["stream", "stream"], ["batch", "batch_id"],
-    ["rows", "rows"], ["error", "error"],
+    ["at", (row) => clock(row.at_time)], ["position", "position"], ["procedure", "procedure"], ["stream", "stream"],
+    ["batch", "batch_id"], ["rows", "rows"], ["error", "error"],
+    ["", (row) => row.position === null || row.stream === null ? ""
+      : button("Requeue", `/v1/dead_letters/${encodeURIComponent(row.position)}/requeue`)],
   ], now.recent_dead_letters.slice(0, 50), "No dead letters."));
   put("aborts", table([
     ["at", (row) => clock(row.at_time)], ["position", "position"], ["procedure", "procedure"], ["batch", "batch_id"],
-    ["key", "key"], ["reason", "reason"],
+    ["key", "key"], ["reason", "reason"], ["rows", (row) => row.truncated ? `${row.rows ?? ""} …` : row.rows ?? ""],
   ], now.recent_aborts.slice(0, 50), "Nothing was aborted."));
 }

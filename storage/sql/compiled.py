@@ -14,7 +14,7 @@ from typing import Any
 from sqlglot import exp
 
 from tidegate.storage.changes import OnConflict, delete_rows, insert_rows, update_rows
-from tidegate.storage.schema import Row, TableSchema
+from tidegate.storage.schema import Column, Row, TableSchema
 from tidegate.storage.sql.assignments import insert_places, is_default, place_of
 from tidegate.storage.sql.codes import Fold, NotCompilable, Scope
 from tidegate.storage.sql.conflicts import compiled_conflict
@@ -30,10 +30,13 @@ _SELECT_PARTS = {"expressions", "from_", "where"}
 
 @dataclass(frozen=True)
 class Compiled:
-    """A statement as row access. ``path``: how it finds its rows."""
+    """A statement as row access. ``path``: how it finds its rows. ``columns``: what a SELECT returns, if nothing but
+    columns of its table.
+    """
 
     run: Run
     path: str
+    columns: tuple[Column, ...] = ()
 
 
 def compile_select(parsed: Parsed, row_class: Any, fold: Fold) -> Compiled:
@@ -49,9 +52,11 @@ def compile_select(parsed: Parsed, row_class: Any, fold: Fold) -> Compiled:
     if all(_counts_rows(node.unalias()) for node in tree.expressions):
         return Compiled(_count(find, row_class, len(tree.expressions)), path)
     project, codes = project_rows(sole, tree.expressions, row_class)
+    by_text = {f"row[{place}]": column for place, column in enumerate(sole.schema.columns)}
+    columns = tuple(by_text[code.text] for code in codes) if all(code.text in by_text for code in codes) else ()
     if path == "primary key":
-        return Compiled(_select_one(find, project), path)
-    return Compiled(_select_many(find, project or _whole(sole.schema), order_all(codes)), path)
+        return Compiled(_select_one(find, project), path, columns)
+    return Compiled(_select_many(find, project or _whole(sole.schema), order_all(codes)), path, columns)
 
 
 def _counts_rows(node: exp.Expression) -> bool:

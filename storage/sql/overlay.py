@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from tidegate.storage.arrow import arrow_table
 from tidegate.storage.base import base_name
+from tidegate.storage.column_rows import ColumnRows
 from tidegate.storage.ddl import quote
 from tidegate.storage.readers import Reader
 from tidegate.storage.schema import Key, Relation, Row, TableSchema
@@ -34,8 +35,9 @@ GONE = "tg:gone"
 class BaseConnection:
     """One thread's connection to the base, and the Arrow tables it has been shown."""
 
-    def __init__(self, cursor: duckdb.DuckDBPyConnection) -> None:
+    def __init__(self, cursor: duckdb.DuckDBPyConnection, thread: int = 0) -> None:
         self.cursor = cursor
+        self.thread = thread
         self._shown: dict[str, pa.Table] = {}
 
     def show(self, name: str, table: pa.Table) -> None:
@@ -56,16 +58,25 @@ class _Committed(NamedTuple):
     arrow: pa.Table | None
 
 
-def table_source(view: View, connection: BaseConnection, reader: Reader, partition: str) -> tuple[str, tuple[Any, ...]]:
-    """SQL for the rows of one table as ``view`` sees them, and the values of its parameters
-    ``$<partition>_<n>``.
-    """
+def table_source(view: View, connection: BaseConnection, reader: Reader, name: str) -> tuple[str, dict[str, Any]]:
+    """SQL for the rows of one table as ``view`` sees them, and its parameters, which are called ``<name>_<n>``."""
     schema = reader.table.schema
-    overlay = _overlay(schema, _committed(view, reader), view.writes.get(schema.name))
+    partitions = reader.partitions(view)
+    overlay = None
+    if (
+        partitions is None or partitions
+    ):  # with none at all it has no lock on the table, so nothing keeps versions for it
+        overlay = _overlay(schema, _committed(view, reader), view.writes.get(schema.name))
     if overlay is not None:
         connection.show(f"tg_o:{schema.name}", overlay)
-    values = reader.partition(view)
-    return _source(schema, overlay is not None, partition if values else ""), values
+    if partitions is None:
+        return _source(schema, overlay is not None, "", False), {}
+    columns = list(zip(*partitions, strict=True)) if len(schema.partition_by) > 1 else [tuple(partitions)]
+    if len(partitions) == 1:
+        given = {f"{name}_{i}": value for i, (value,) in enumerate(columns)}
+        return _source(schema, overlay is not None, name, False), given
+    lists = {f"{name}_{i}": list(values) for i, values in enumerate(columns or [()] * len(schema.partition_by))}
+    return _source(schema, overlay is not None, name, True), lists
 
 
 def _overlay(schema: TableSchema, committed: _Committed, written: dict[Key, Row | None] | None) -> pa.Table | None:
@@ -86,6 +97,8 @@ def _overlay(schema: TableSchema, committed: _Committed, written: dict[Key, Row 
 
 def relation_source(connection: BaseConnection, relation: Relation, rows: Any) -> str:
     """SQL for the rows of a batch, stream or window."""
+    if isinstance(rows, ColumnRows):
+        rows = rows.arrow
     arrow = rows if isinstance(rows, pa.Table) else arrow_table(relation, rows) if len(rows) else _empty(relation)
     connection.show(f"tg_r:{relation.name}", arrow)
     return _relation(relation)
@@ -102,7 +115,7 @@ def _relation(relation: Relation) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _source(schema: TableSchema, overlaid: bool, partition: str) -> str:
+def _source(schema: TableSchema, overlaid: bool, partition: str, several: bool) -> str:
     columns = ", ".join(f"b.{quote(column.name)}" for column in schema.columns)
     text = f"SELECT {columns} FROM {base_name(schema)} AS b"
     if overlaid:
@@ -113,7 +126,12 @@ def _source(schema: TableSchema, overlaid: bool, partition: str) -> str:
         text += f" ANTI JOIN {changed} AS o ON {same}"
         text += f" UNION ALL SELECT {_casts('o', schema)} FROM {changed} AS o WHERE NOT o.{quote(GONE)}"
     if partition:
-        mine = " AND ".join(f"{quote(name)} = ${partition}_{i}" for i, name in enumerate(schema.partition_by))
+        if several:
+            kinds = [schema.column(name).type.sql for name in schema.partition_by]
+            lists = ", ".join(f"unnest(CAST(${partition}_{i} AS {kind}[]))" for i, kind in enumerate(kinds))
+            mine = f"({', '.join(map(quote, schema.partition_by))}) IN (SELECT {lists})"
+        else:
+            mine = " AND ".join(f"{quote(name)} = ${partition}_{i}" for i, name in enumerate(schema.partition_by))
         text = f"SELECT * FROM ({text}) WHERE {mine}"
     return text
 

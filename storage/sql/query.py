@@ -129,7 +129,7 @@ class Query:
 
     def _run(self, view: View, values: Sequence[Any], extra: Extra, fetch: Any) -> Any:
         database = view.database
-        connection = database.session()
+        connection = database.connection()
         try:
             if not database.concurrent:
                 text, given = self._text(view, connection, values, extra)
@@ -150,7 +150,7 @@ class Query:
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, ValueError) as error:
             raise self._with_set_aside(database, StatementError(f"{error}\n  {self.sql}", sql=self.sql)) from None
         except BaseException:  # Ctrl-C, or some other signal
-            database.discard_session()
+            database.discard_connection()
             raise
 
     def _run_in_snapshot(
@@ -176,8 +176,8 @@ class Query:
         entries = []
         for number, name in enumerate(self.tables):
             access = view.access.get(name) or view.undeclared(name)
-            source, partition = table_source(view, connection, access, f"k{number}")
-            given.update({f"k{number}_{i}": value for i, value in enumerate(partition)})
+            source, partitions = table_source(view, connection, access, f"k{number}")
+            given.update(partitions)
             entries.append(f"{quote('tg:' + name)} AS NOT MATERIALIZED ({source})")
         for name in self.relations:
             relation, rows = extra.get(name) or view.rows_of(name)

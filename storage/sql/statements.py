@@ -22,6 +22,7 @@ import pyarrow as pa
 from sqlglot import exp
 
 from tidegate.errors import StatementError
+from tidegate.storage.arrow import arrow_columns
 from tidegate.storage.constraints import folding
 from tidegate.storage.ddl import Scratch
 from tidegate.storage.schema import Column, Relation, TableSchema, row_class
@@ -40,6 +41,8 @@ from tidegate.storage.view import View
 __all__ = ["Rows", "Statement", "prepare"]
 
 Given = Sequence[Any] | Mapping[str, Any]
+
+_OWN_ARROW = {"interval", "list"}  # types that DuckDB gives in another Arrow type than ours
 
 
 def prepare(
@@ -68,6 +71,7 @@ class Statement:
         self._parameters = parsed.parameters
         self._count = parsed.parameters.count if not parsed.parameters.defaults and parsed.parameters.positional else -1
         self._draws = parsed.draws
+        _refuse_unfit(parsed, scratch)
         self._assigned = _assigned_parameters(parsed)
         self._names = _result_names(parsed, scratch)
         result = row_class("Result", self._names)
@@ -81,6 +85,8 @@ class Statement:
         compiled = _compiled(parsed, result, folding(scratch.connection.execute)) if compile_it else None
         self._fast = compiled.run if compiled is not None else None
         self.path = compiled.path if compiled is not None else "duckdb"
+        columns = compiled.columns if compiled is not None and self._query is not None else ()
+        self._columns = columns if _OWN_ARROW.isdisjoint(column.type.family for column in columns) else ()
 
     def run(self, view: View, parameters: Given = ()) -> Rows:
         """Run on ``view``; changes go to its write set, all of the statement's or none."""
@@ -113,7 +119,15 @@ class Statement:
         """The answer of a SELECT as an Arrow table."""
         if self._query is None:
             raise StatementError(f"only a SELECT returns Arrow: {self.sql}", sql=self.sql)
-        return self._query.arrow(view, self._parameters.bind(parameters) + draw_all(view, self._draws), self._names)
+        values = self._parameters.bind(parameters) + draw_all(view, self._draws)
+        if self._columns and self._fast is not None:
+            (table,) = self.reads
+            if view.access[table].table.complete:  # else DuckDB finds a few rows without loading all
+                try:
+                    return arrow_columns(self._columns, self._fast(view, values)).rename_columns(self._names)
+                except Fallback:
+                    pass
+        return self._query.arrow(view, values, self._names)
 
     def explain(self) -> str:
         """How the statement runs, in words."""
@@ -153,11 +167,39 @@ def _reads_target(parsed: Parsed) -> bool:
     return parsed.kind in {"update", "delete"} or parsed.tree.args.get("conflict") is not None
 
 
-def _assigned_parameters(parsed: Parsed) -> list[tuple[int, TableSchema, Column]]:
-    """Parameters given to a column as they are: checked by the column's type, like any row's value."""
+def _refuse_unfit(parsed: Parsed, scratch: Scratch) -> None:
+    """Raise StatementError where a statement could never store its row: no value for a NOT NULL column, or text that is
+    not a value of its column's type.
+    """
     schema, tree = parsed.target, parsed.tree
     if schema is None:
-        return []
+        return
+    if isinstance(tree.this, exp.Schema) and tree.args.get("conflict") is None and not tree.args.get("by_name"):
+        given = insert_places(tree, schema)
+        lacking = [schema.columns[i] for i in schema.required if i not in given]
+        names = ", ".join(column.name for column in lacking if column.default is None)
+        if names:
+            raise StatementError(
+                f"this INSERT gives no value for {names} of {schema.name}, which is NOT NULL and has no DEFAULT; add it to "
+                f"the columns\n  {parsed.sql}",
+                sql=parsed.sql,
+            )
+    for place, node in _assigned(parsed, schema):
+        column = schema.columns[place]
+        if isinstance(node, exp.Literal) and node.is_string and column.type.family != "text":
+            try:
+                scratch.connection.execute(f"SELECT CAST({node.sql('duckdb')} AS {column.type.sql})").fetchall()
+            except duckdb.Error as error:
+                raise StatementError(
+                    f"{schema.name}.{column.name} ({column.type}) can't take {node.sql('duckdb')}: "
+                    f"{str(error).splitlines()[0]}\n  {parsed.sql}",
+                    sql=parsed.sql,
+                ) from None
+
+
+def _assigned(parsed: Parsed, schema: TableSchema) -> list[tuple[int, exp.Expression]]:
+    """What VALUES, SELECT, SET and ON CONFLICT assign: (place of the column, expression)."""
+    tree = parsed.tree
     pairs: list[tuple[int, exp.Expression]] = []
     source = tree.args.get("expression")
     if isinstance(source, exp.Values):
@@ -165,6 +207,10 @@ def _assigned_parameters(parsed: Parsed) -> list[tuple[int, TableSchema, Column]
         for item in source.expressions:
             nodes = item.expressions if isinstance(item, exp.Tuple) else [item]
             pairs += zip(places, nodes, strict=True)
+    elif isinstance(source, exp.Select) and parsed.kind == "insert" and not tree.args.get("by_name"):
+        places = insert_places(tree, schema)
+        if len(places) == len(source.expressions) and not any(node.is_star for node in source.expressions):
+            pairs += zip(places, (node.unalias() for node in source.expressions), strict=True)
     conflict = tree.args.get("conflict")
     for node in [
         *(tree.expressions if parsed.kind == "update" else ()),
@@ -172,9 +218,17 @@ def _assigned_parameters(parsed: Parsed) -> list[tuple[int, TableSchema, Column]
     ]:
         if isinstance(node, exp.EQ) and isinstance(node.this, exp.Column):
             pairs.append((place_of(schema, node.this.name), node.expression))
+    return pairs
+
+
+def _assigned_parameters(parsed: Parsed) -> list[tuple[int, TableSchema, Column]]:
+    """Parameters given to a column as they are: checked by the column's type, like any row's value."""
+    schema = parsed.target
+    if schema is None:
+        return []
     return [
         (int(str(node.this)[1:]), schema, schema.columns[place])
-        for place, node in pairs
+        for place, node in _assigned(parsed, schema)
         if isinstance(node, exp.Placeholder) and int(str(node.this)[1:]) < parsed.parameters.count
     ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import tidegate
 from tidegate.cli.main import app as cli
 from tidegate.examples.leaderboard.app import app
 from tidegate.examples.leaderboard.reference import random_votes
+from tidegate.loading import load_app
 
 APP = "tidegate.examples.leaderboard.app:app"
 
@@ -74,6 +76,24 @@ def test_version() -> None:
     assert subprocess.run(as_module, capture_output=True, text=True, check=True).stdout.strip() == told
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("import nosuch", "can't be imported: ModuleNotFoundError: No module named 'nosuch' (line 1 of"),
+        ("def f(:", "is not valid Python: invalid syntax (line 1 of"),
+        ("\nx = y", "can't be imported: NameError: name 'y' is not defined (line 2 of"),
+        ("import tidegate\ntidegate.App('a').table('CREATE TABL t')", "DuckDB refuses this DDL"),
+        ("app = 5", "has no app called 'app'; it has no App"),
+        ("def app():\n    raise ValueError('no')", "ValueError: no (line 2 of"),
+    ],
+)
+def test_an_app_that_does_not_import_is_one_error(tmp_path: Path, text: str, told: str) -> None:
+    (tmp_path / "bad_app.py").write_text(text)
+    with pytest.raises(tidegate.TidegateError) as refused:
+        load_app(f"{tmp_path / 'bad_app.py'}:app")
+    assert told in str(refused.value)
+
+
 def test_demo_equals_the_reference() -> None:
     told = run("demo", "leaderboard", "--votes", "500", "--seconds", "0").stdout
     assert "equals the serial reference" in told
@@ -110,6 +130,43 @@ def test_verify_says_same_or_different(data: Path) -> None:
     assert "same" in told
 
 
+def test_an_upgrade_is_asked_for_beforehand(tmp_path: Path) -> None:
+    shop = tmp_path / "shop.py"
+    text = """from tidegate import App
+
+app = App("shop")
+app.table("CREATE TABLE t (k INTEGER PRIMARY KEY{})")
+
+@app.procedure(writes=["t"])
+def put(txn, k: int):
+    txn.insert("t", {{"k": k}})
+"""
+    where, data = f"{shop}:app", str(tmp_path / "data")
+    shop.write_text(text.format(", word VARCHAR"))
+    with tidegate.open(load_app(where), data) as engine:
+        engine.call("put", 1)
+        held = run("upgrade", "--check", where, data, code=2)
+        assert "is open in process" in held.stderr
+    assert "nothing has changed" in run("upgrade", "--check", where, data).stdout
+    shop.write_text(text.format(", n INTEGER NOT NULL DEFAULT 7"))
+    files = {path: path.read_bytes() for path in (tmp_path / "data").rglob("*") if path.is_file()}
+    told = json.loads(run("upgrade", "--check", where, data, "--json", code=1).stdout)
+    assert [(change["name"], change["verdict"]) for change in told["changes"]] == [
+        ("t.n", "refilled"),
+        ("t.word", "refused"),
+    ]
+    assert "dropped" in run("upgrade", "--check", where, data, "--drop", "t.word").stdout
+    assert files == {path: path.read_bytes() for path in (tmp_path / "data").rglob("*") if path.is_file()}
+    assert "--drop t.word" in run("upgrade", where, data, code=2).stderr
+    assert "refilled" in run("upgrade", where, data, "--drop", "t.word").stdout
+    shop.write_text(shop.read_text().replace('{"k": k}', '{"k": k + 1}'))
+    told_of = json.loads(run("upgrade", "--check", where, data, "--json").stdout)
+    assert told_of["same"]["table"] == ["t"]
+    assert "procedure put" in told_of["code"][0]
+    run("upgrade", where, data)
+    assert "nothing has changed" in run("upgrade", "--check", where, data).stdout
+
+
 def test_backup_of_a_closed_and_of_a_running_engine(data: Path, tmp_path: Path) -> None:
     run("backup", str(data), str(tmp_path / "closed"))
     with tidegate.open(app, data) as engine:
@@ -142,3 +199,25 @@ def test_a_mistake_is_json_for_programs() -> None:
     error = json.loads(run("log", "nowhere", "--json", code=2).stderr)["error"]
     assert error["type"] == "TidegateError"
     assert "has no log" in error["message"]
+
+
+@pytest.mark.parametrize("module", ["typer", "duckdb", "rich.markup"])
+def test_an_interrupt_while_the_command_begins_leaves_no_trace(tmp_path: Path, module: str) -> None:
+    """Ctrl-C while the command still imports: here, at this module."""
+    (tmp_path / "sitecustomize.py").write_text(
+        f"""
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+class Interrupted:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, Interrupted())
+"""
+    )
+    places = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    done = subprocess.run(
+        [sys.executable, "-m", "tidegate", "graph", APP],
+        env={**os.environ, "PYTHONPATH": places}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (130, "")

@@ -20,8 +20,9 @@ def sample() -> App:
         "CREATE TABLE meds (patient INTEGER, drug VARCHAR, PRIMARY KEY (patient, drug))",
         partition_by="patient",
     )
+    app.table("CREATE TABLE beds (ward INTEGER, bed INTEGER, PRIMARY KEY (ward, bed))", partition_by=("ward", "bed"))
     app.stream("events", "name VARCHAR", border=True)
-    app.stream("orders", "patient INTEGER, drug VARCHAR", border=True, key="patient")
+    app.stream("orders", "patient INTEGER, drug VARCHAR, other INTEGER", border=True, key="patient")
     app.stream("counted", "name VARCHAR")
     app.stream("spare", "name VARCHAR")
 
@@ -102,7 +103,7 @@ MISTAKES: dict[str, tuple[Callable[[App], Any], tuple[str, ...]]] = {
     "unknown table, none like it": (declare(inputs="events", writes=["zzz"]), ("'zzz'", "meds, totals")),
     "two producers": (
         declare(inputs="events", outputs="counted"),
-        ("counted", "count and takes_batch", "own"),
+        ("counted", "count and takes_batch", "own", "either('counted', …)"),
     ),
     "border with producer": (declare(inputs="events", outputs="orders"), ("orders", "without border=True")),
     "reads what it emits": (declare(inputs="spare", outputs="spare"), ("takes_batch", "cycle")),
@@ -123,9 +124,57 @@ MISTAKES: dict[str, tuple[Callable[[App], Any], tuple[str, ...]]] = {
         declare(inputs="orders", reads=[partition("totals")]),
         ("totals", "not partitioned", "partition_by="),
     ),
-    "by= on a streaming procedure": (
-        declare(inputs="orders", reads=[partition("meds", by="patient")]),
-        ("by='patient'", "OLTP"),
+    "by= a column that no input has": (
+        declare(inputs="orders", reads=[partition("meds", by="doctor")]),
+        ("takes_batch", "partition('meds', by='doctor')", "no input has doctor", "orders has"),
+    ),
+    "by= a column of a stream that does not exist": (
+        declare(inputs="orders", reads=[partition("meds", by="order.patient")]),
+        ("takes_batch", "no stream 'order'"),
+    ),
+    "by= a column of another type": (
+        declare(inputs="orders", reads=[partition("meds", by="drug")]),
+        ("takes_batch", "orders.drug is VARCHAR", "patient INTEGER", "types"),
+    ),
+    "by= the rows of a stream that something else begins with": (
+        declare(inputs="orders", reads=[partition("meds", by="events.name")]),
+        ("takes_batch", "events are not known", "those of orders are"),
+    ),
+    "by= a column of an interior stream": (
+        declare(inputs="counted", reads=[partition("meds", by="name")]),
+        ("takes_batch", "counted is emitted inside the dataflow", "by='events.name'", "whole table"),
+    ),
+    "by= a tuple for one partition column": (
+        declare(inputs="orders", reads=[partition("meds", by=("patient", "drug"))]),
+        ("patient, drug is 2 names", "partitioned by patient", "by=['patient', 'drug']"),
+    ),
+    "by= too few names": (
+        declare(inputs="orders", reads=[partition("beds", by=["patient"])]),
+        ("patient is 1 name,", "partitioned by ward, bed"),
+    ),
+    "by= nothing": (
+        lambda app: declare(inputs="orders", reads=[partition("meds", by=[])])(app),
+        ("by=[]", "a list of these"),
+    ),
+    "by= something else": (
+        lambda app: declare(inputs="orders", reads=[partition("meds", by=[("patient", 5)])])(app),
+        ("('patient', 5)", "a list of these"),
+    ),
+    "by key in a table partitioned by several columns": (
+        declare(inputs="orders", reads=[partition("beds")]),
+        ("beds", "several columns", "by=('ward', 'bed')"),
+    ),
+    "some partitions to read and others to write": (
+        declare(inputs="orders", reads=[partition("meds")], writes=[partition("meds", by="other")]),
+        ("takes_batch", "reads partition('meds') and writes partition('meds', by='other')", "in writes="),
+    ),
+    "partitions and the whole table": (
+        declare(inputs="orders", writes=[partition("meds", by="other"), "meds"]),
+        ("takes_batch", "twice", "the wider"),
+    ),
+    "partitions of the committed state": (
+        declare(inputs="orders", reads=[partition("meds", by="other"), committed("meds")]),
+        ("takes_batch", "twice"),
     ),
     "no by= on an OLTP procedure": (
         declare(with_patient, reads=[partition("meds")]),
@@ -212,7 +261,6 @@ MISTAKES: dict[str, tuple[Callable[[App], Any], tuple[str, ...]]] = {
     "stream columns that do not parse": (stream("s", "a INTEGER,, b"), ("stream s", "a INTEGER,, b")),
     "stream with an unknown type": (stream("s", "a INTEGR"), ("stream s", "INTEGR")),
     "stream with an unsupported type": (stream("s", "a INTEGER[3]"), ("s.a", "INTEGER[3]", "T[]")),
-    "key of an interior stream": (stream("s", key="a"), ("s", "interior", "border")),
     "key that is no column": (stream("s", key="b", border=True), ("'b'", "a")),
     "key of a type that can't be one": (stream("s", "a DOUBLE", key="a", border=True), ("s", "a is DOUBLE")),
     "deadline without default": (stream("s", border=True, deadline_s=5.0), ("s", "default", "go together")),
@@ -237,7 +285,7 @@ MISTAKES: dict[str, tuple[Callable[[App], Any], tuple[str, ...]]] = {
     # tables
     "table that does not parse": (table("CREATE TABL t (a INTEGER)"), ("CREATE TABL t",)),
     "table that is no DDL": (table(5), ("5", "CREATE TABLE")),
-    "no table created": (table("SELECT 1"), ("one table", "SELECT 1")),
+    "no table created": (table("SELECT 1"), ("one CREATE TABLE", "SELECT 1")),
     "two tables at once": (
         table("CREATE TABLE t (a INTEGER PRIMARY KEY); CREATE TABLE u (a INTEGER PRIMARY KEY)"),
         ("creates 2",),
@@ -284,6 +332,10 @@ MISTAKES: dict[str, tuple[Callable[[App], Any], tuple[str, ...]]] = {
     "SQLAlchemy client-side default": (
         table(sa.Table("t", sa.MetaData(), sa.Column("a", sa.Integer, primary_key=True, default=5))),
         ("t.a", "server_default"),
+    ),
+    "a DEFAULT of a stream that differs each time": (
+        lambda app: app.stream("beats", "taken TIMESTAMP DEFAULT now()", border=True),
+        ("stream beats", "column taken", "another value each time", "give the value when pushing"),
     ),
     "a column that is a word of SQL": (
         lambda app: app.stream("beats", "at TIMESTAMP NOT NULL", border=True),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tidegate import App, committed, partition
+import pytest
+
+from tidegate import App, DeclarationError, committed, partition
 from tidegate.dataflows.graph import Graph, Unit
 
 
@@ -153,3 +155,22 @@ def test_a_trigger_widens_the_access_of_the_procedure_it_runs_in() -> None:
     app.trigger("x", "INSERT INTO kept SELECT a FROM x")
     access = {name: {(a.table, a.write) for a in found} for name, found in app.graph().access_of.items()}
     assert access == {"p": {("seen", True), ("kept", True)}, "q": set()}
+
+
+def test_a_nested_transaction_inside_another_only_groups() -> None:
+    app = App("grouped")
+    app.stream("a", "x INTEGER", border=True)
+    for name in ("b", "c"):
+        app.stream(name, "x INTEGER")
+    app.procedure(inputs="a", outputs="b")(named("first"))
+    app.procedure(inputs="b", outputs="c")(named("second"))
+    app.procedure(inputs="c")(named("third"))
+    inner = app.nested("first", "second", name="inner")
+    with pytest.raises(DeclarationError, match=r"there is no procedure 'fourth'"):
+        app.nested(inner, "fourth", name="outer")
+    assert list(app.nested_groups) == ["inner"], "a mistake leaves the app as it was"
+    with pytest.raises(DeclarationError, match=r"in two nested transactions.*name 'inner' as a member"):
+        app.nested("second", "third", name="outer")
+    app.nested(inner, "third", name="outer")
+    (unit,) = app.graph().units
+    assert (unit.name, [member.name for member in unit.members]) == ("outer", ["first", "second", "third"])

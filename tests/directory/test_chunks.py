@@ -45,8 +45,8 @@ def moody(mode: Any, moods: list[str]) -> App:
     return app
 
 
-def fed(mode: Any, path: Path, kill: Kill, moods: list[str]) -> None:
-    engine = tidegate.open(moody(mode, moods), path, **SETTINGS)
+def fed(app: App, path: Path, kill: Kill) -> None:
+    engine = tidegate.open(app, path, **SETTINGS)
     engine.feed("numbers", [(n,) for n in range(1, 21)])
     engine.feed("numbers", [(n,) for n in range(21, 31)], size=3)
     kill(engine)
@@ -69,10 +69,11 @@ def rerun(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parametrize("mode", ["weak", "strong"])
 def test_a_chunk_runs_as_it_was_fed(mode: str, tmp_path: Path, killed: Kill, rerun: list[int]) -> None:
     moods = ["good"]
-    fed(mode, tmp_path, killed, moods)
+    app = moody(mode, moods)
+    fed(app, tmp_path, killed)
     assert rerun == [20, 4]
     rerun.clear()
-    with tidegate.open(moody(mode, moods), tmp_path) as engine:
+    with tidegate.open(app, tmp_path) as engine:
         assert rerun == (
             [20, 4] if mode == "weak" else [20]
         )  # how the last one ended is known only at the end of the log
@@ -103,44 +104,24 @@ def test_a_chunk_that_ends_differently_is_found_out(
     mood: str, error: Any, told: str, tmp_path: Path, killed: Kill
 ) -> None:
     moods = ["good"]
-    fed("strong", tmp_path, killed, moods)
+    app = moody("strong", moods)
+    fed(app, tmp_path, killed)
     moods.append(mood)
     with pytest.raises(error, match=told):
-        tidegate.open(moody("strong", moods), tmp_path)
+        tidegate.open(app, tmp_path)
     moods.append("good")
-    with tidegate.open(moody("strong", moods), tmp_path) as engine:
+    with tidegate.open(app, tmp_path) as engine:
         assert engine.query("SELECT count(*) FROM t").scalar() == 29
 
 
 def test_an_execution_that_does_not_come_about_is_found_out(tmp_path: Path, killed: Kill) -> None:
     """The last execution of the chunk is in the log, and nothing runs there this time."""
     moods = ["good"]
-    engine = tidegate.open(moody("strong", moods), tmp_path, **SETTINGS)
+    app = moody("strong", moods)
+    engine = tidegate.open(app, tmp_path, **SETTINGS)
     engine.feed("numbers", [(1,), (5,)])
     engine.feed("numbers", [(7,)])
     killed(engine)
     moods.append("silent")
     with pytest.raises(CorruptionError, match=r"position 2\.1 ended \(committed\), but nothing is there"):
-        tidegate.open(moody("strong", moods), tmp_path)
-
-
-def test_rows_written_before_a_column_was_added(tmp_path: Path, killed: Kill) -> None:
-    fed("weak", tmp_path, killed, ["good"])
-    later = App("moody", recovery="weak")
-    later.table("CREATE TABLE t (n INTEGER PRIMARY KEY)")
-    later.table("CREATE TABLE u (n INTEGER PRIMARY KEY)")
-    later.stream("numbers", "n INTEGER, colour VARCHAR", border=True)
-    later.stream("kept", "n INTEGER")
-
-    @later.procedure(inputs="numbers", outputs="kept", writes=["t"])
-    def put(txn: Transaction, numbers: Batch) -> None:
-        for row in numbers:
-            assert row.colour is None
-            txn.insert("t", (row.n,))
-
-    @later.procedure(inputs="kept", writes=["u"])
-    def note(txn: Transaction, kept: Batch) -> None:
-        raise AssertionError("nothing is emitted")
-
-    with tidegate.open(later, tmp_path, accept_changed=True) as engine:
-        assert engine.query("SELECT count(*) FROM t").scalar() == 30
+        tidegate.open(app, tmp_path)

@@ -378,7 +378,7 @@ def test_a_torn_tail_is_cut_and_reported(tmp_path: Path, killed: Kill) -> None:
 def test_a_damaged_record_stops_with_file_and_offset(tmp_path: Path, killed: Kill) -> None:
     log = filled(tmp_path, killed)
     data = bytearray(log.read_bytes())
-    place = len(data) // 2
+    place = len(data) * 4 // 5  # behind the header
     data[place] ^= 1
     log.write_bytes(data)
     with pytest.raises(LogDamaged, match=rf"{log.name} is damaged at byte \d+") as told:

@@ -6,7 +6,7 @@ import os
 import random
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from recovering import frames, let_go
 import tidegate
 from tidegate import App, Batch, Engine, Transaction, window
 from tidegate.engine.checkpoint import saved_state
-from tidegate.errors import Aborted, ProcedureFailed
+from tidegate.errors import Aborted, FeedHalted, ProcedureFailed
 from tidegate.storage.base import Base
 from tidegate.testing import History
 from tidegate.testing.history import outcome_of
@@ -111,7 +111,8 @@ def work(engine: Engine, chance: random.Random, number: int, run: Callable[[], N
             number += 3
         case "feed":
             count = chance.randrange(1, 12)
-            engine.feed("orders", [(number + i, i % 7) for i in range(count)], size=chance.choice((1, 1, 3)))
+            with suppress(FeedHalted):
+                engine.feed("orders", [(number + i, i % 7) for i in range(count)], size=chance.choice((1, 1, 3)))
             number += count
         case "ping":
             engine.push("pings", [(who, number) for who in chance.choices("abc", k=3)])
@@ -119,7 +120,8 @@ def work(engine: Engine, chance: random.Random, number: int, run: Callable[[], N
             engine.submit("clear", chance.randrange(15))
         case "outage":
             World.down = True
-            engine.feed("orders", [(number, 1), (number + 1, 2)])
+            with suppress(FeedHalted):
+                engine.feed("orders", [(number, 1), (number + 1, 2)])
             run()
             World.down = False
             number += 2

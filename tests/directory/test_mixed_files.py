@@ -186,13 +186,26 @@ def test_a_file_that_is_no_segment_is_named(plain: Path, tmp_path: Path) -> None
     refused(path, RecoveryRefused, r"has a file \d+ \(copy\).log, which is not a segment")
 
 
-def test_a_log_of_the_release_before_is_refused(tmp_path: Path) -> None:
+def test_a_log_of_an_early_release_is_refused(tmp_path: Path) -> None:
     (tmp_path / "log").mkdir()
     frame, _ = framed(msgspec.msgpack.encode([0, 1, "numbers", "weak", {}, {}]), 0)
     (tmp_path / "log" / f"{0:020d}.log").write_bytes(frame)
     refused(
-        tmp_path, RecoveryRefused, r"has format 1, this tidegate reads format 2; open it with the release that wrote it"
+        tmp_path, RecoveryRefused, r"has format 1, this tidegate reads format 4; open it with the release that wrote it"
     )
+
+
+def test_a_log_without_columns_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Format 3 has rows as lists, which is what format 4 writes for rows that came as such."""
+    with monkeypatch.context() as before:
+        before.setattr("tidegate.directory.survey.FORMAT", 3)
+        lived(tmp_path / "db", 1, 5)
+    head = decode(frames(segments(tmp_path / "db")[0].read_bytes())[0].data[HEADER.size :])
+    assert isinstance(head, Segment)
+    assert head.format == 3
+    lived(tmp_path / "db", 6, 7)
+    with tidegate.open(make_numbers(), tmp_path / "db") as engine:
+        assert engine.recovery.replayed["batches"] == 7
 
 
 # ---- frames

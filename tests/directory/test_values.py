@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import tidegate
 from tidegate import App, Batch, Engine, Transaction, window
-from tidegate.errors import Aborted, DataError, TidegateError
+from tidegate.errors import Aborted, DataError, ProcedureFailed, TidegateError
 from tidegate.offline.verify import verify
 from tidegate.replica.feed import described
 from tidegate.replica.frames import from_ipc, to_ipc
@@ -95,7 +95,7 @@ def put(engine: Engine, door: str, n: int, column: str, value: Any) -> None:
 def failure(act: Callable[[], Any]) -> TidegateError | None:
     try:
         act()
-    except (DataError, Aborted) as error:  # the second where a procedure was undone by the first
+    except (DataError, Aborted, ProcedureFailed) as error:  # the others where a procedure was undone by the first
         return error
     return None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from recovering import let_go, make_ward
 
 import tidegate
 from tidegate import App, Batch, BatchError, Engine, Transaction
-from tidegate.errors import DeadlineExceeded, ProcedureFailed
+from tidegate.errors import DeadlineExceeded, FeedHalted, ProcedureFailed
 from tidegate.testing import History
 from tidegate.testing.history import outcome_of
 from tidegate.testing.workloads import World
@@ -73,7 +74,7 @@ def state(engine: Engine) -> dict[str, Any]:
         row[:5] if row[4] == "parked" else row for row in told["executions"]
     ]  # halted behind which of two
     questions = [(q.stream, q.key, q.batch_id, q.position, repr(q.batches)) for q in engine.questions()]
-    halted = {name: e.position for name, e in engine.scheduler.halted.items()}
+    halted = {halt: e.position for halt, e in engine.scheduler.halted.items()}
     outcome.windows = dict(sorted(outcome.windows.items()))
     return {**vars(outcome), **told, "questions": questions, "halted": halted, "sequence": engine.sequence}
 
@@ -177,7 +178,7 @@ def test_halts_and_what_was_put_aside(ward: Ward, checkpoint: bool) -> None:
     ward.push("vitals", (3, 110), batch_id=2)
     World.down = False
     engine = ward.crash(checkpoint)
-    assert set(engine.scheduler.halted) == {"watch"}
+    assert {name for name, _ in engine.scheduler.halted} == {"watch"}
     ward.push("vitals", (1, 120), batch_id=3)
     ward.push("orders", (1, "aspirin"), batch_id=1)
     engine = ward.crash(checkpoint)
@@ -223,7 +224,7 @@ def test_a_halt_that_did_not_reach_the_log_happens_again_and_is_logged(
     killed(ward.engine)
     cut_off_last_record(tmp_path)
     ward.engine = ward._open()
-    assert set(ward.engine.scheduler.halted) == {"watch"}
+    assert {name for name, _ in ward.engine.scheduler.halted} == {"watch"}
     ward.push("vitals", (2, 100), batch_id=1)
     World.down = False
     ward.crash()
@@ -243,6 +244,7 @@ def test_a_question_stays_open_while_its_dataflow_is_halted(
     mode, executor = way
     broken = [True]
 
+    @cache
     def make() -> App:
         app = App("both", recovery=mode)
         app.table("CREATE TABLE t (k INTEGER PRIMARY KEY)", partition_by="k")
@@ -327,7 +329,8 @@ def test_a_failure_that_was_told_stays_one(way: Way, checkpoint: bool, tmp_path:
     """A call that failed and a run past its deadline do not succeed in a replay, though now they could."""
     mode, executor = way
     world = ["up"]
-    engine = tidegate.open(fragile(mode, world), tmp_path, executor=executor, merge_every_s=3600.0)
+    app = fragile(mode, world)
+    engine = tidegate.open(app, tmp_path, executor=executor, merge_every_s=3600.0)
     engine.call("put", 1)
     world.append("down")
     with pytest.raises(ProcedureFailed):
@@ -341,7 +344,7 @@ def test_a_failure_that_was_told_stays_one(way: Way, checkpoint: bool, tmp_path:
         engine.checkpoint()
     aborts = list(engine.journal.aborts)
     killed(engine)
-    with tidegate.open(fragile(mode, world), tmp_path) as engine:
+    with tidegate.open(app, tmp_path) as engine:
         assert [row.n for row in engine.query("SELECT n FROM t ORDER BY n")] == [1, 4]
         assert list(engine.journal.aborts) == aborts
 
@@ -351,6 +354,7 @@ def test_a_halt_in_the_middle_of_a_feed(mode: Any, tmp_path: Path, killed: Kill)
     """A chunk is one record; the batches behind the one that halted found their dataflow halted."""
     broken = [True]
 
+    @cache
     def make() -> App:
         app = App("feeding", recovery=mode)
         app.table("CREATE TABLE t (n INTEGER PRIMARY KEY, dice DOUBLE)")
@@ -365,7 +369,8 @@ def test_a_halt_in_the_middle_of_a_feed(mode: Any, tmp_path: Path, killed: Kill)
         return app
 
     engine = tidegate.open(make(), tmp_path, merge_every_s=3600.0)
-    engine.feed("numbers", [(n,) for n in range(1, 9)])
+    with pytest.raises(FeedHalted, match=r"4 committed, 4 waiting; .*five is down"):
+        engine.feed("numbers", [(n,) for n in range(1, 9)])
     broken.append(False)
     engine.resume()
     engine.feed("numbers", [(9,)])

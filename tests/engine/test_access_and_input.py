@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +24,7 @@ from tidegate import (
     partition,
     window,
 )
+from tidegate.errors import MistakeError
 
 Make = Callable[..., Engine]
 
@@ -99,7 +102,7 @@ UNDECLARED: dict[str, tuple[Callable[[Transaction, Batch], Any], tuple[str, ...]
         ("partition (1,) of p", "(k)", "key 2", "reads=['p']"),
     ),
     "unknown table": (lambda txn, _: txn.get("nope", 1), ("'nope'", "does not exist", "hidden")),
-    "emit": (lambda txn, _: txn.emit("elsewhere", k=1), ("'elsewhere'", "(out)", "outputs=['elsewhere']")),
+    "emit": (lambda txn, _: txn.emit("elsewhere", k=1), ("'elsewhere'", "add outputs=['elsewhere']")),
     "window": (lambda txn, _: txn.window("last"), ("no window 'last'", "recent", "windows=")),
 }
 
@@ -143,24 +146,13 @@ def test_a_swallowed_access_error_still_touches_nothing(open_engine: Make) -> No
     assert engine.query("SELECT count(*) FROM r").scalar() == 0
 
 
-# what a procedure hands to the engine; every error names table or stream, column and value
+# data that a table or stream refuses; every error names table or stream, column and value
 BAD_ROWS: dict[str, tuple[Callable[[Transaction, Batch], Any], tuple[str, ...]]] = {
-    "wrong type": (lambda txn, _: txn.insert("w", ("x", "a", 1, None)), ("w.k (INTEGER)", "'x'")),
-    "wrong type by SQL": (
-        lambda txn, _: txn.execute("INSERT INTO w (k, word) VALUES (?, 'a')", "x"),
-        ("w.k (INTEGER)", "'x'"),
-    ),
     "out of range": (lambda txn, _: txn.insert("w", (1, "a", 1000, None)), ("w.n (TINYINT)", "1000")),
     "out of range in SQL": (
         lambda txn, _: txn.execute("UPDATE w SET n = n + ? WHERE k = 0", 1000),
         ("table w", "1001", "UPDATE w"),
     ),
-    "missing column": (lambda txn, _: txn.insert("w", k=1), ("w.word is missing", "{'k': 1}")),
-    "extra column": (
-        lambda txn, _: txn.insert("w", k=1, word="a", wrd="b"),
-        ("w has no column 'wrd'", "word"),
-    ),
-    "too few values": (lambda txn, _: txn.insert("w", (1,)), ("w has 4 columns", "(1,)")),
     "NULL": (
         lambda txn, _: txn.insert("w", (1, None, 1, None)),
         ("w.word is NOT NULL", "(1, None, 1, None)"),
@@ -171,7 +163,6 @@ BAD_ROWS: dict[str, tuple[Callable[[Transaction, Batch], Any], tuple[str, ...]]]
         ("w.word is NOT NULL",),
     ),
     "NULL key": (lambda txn, _: txn.get("w", None), ("w.k", "NULL")),
-    "key of a wrong type": (lambda txn, _: txn.get("w", "x"), ("w.k (INTEGER)", "'x'")),
     "CHECK": (lambda txn, _: txn.insert("w", (1, "too long", 1, None)), ("w", "CHECK", "too long")),
     "CHECK by SQL": (
         lambda txn, _: txn.execute("UPDATE w SET word = word || '!!!' WHERE k >= 0"),
@@ -189,6 +180,40 @@ BAD_ROWS: dict[str, tuple[Callable[[Transaction, Batch], Any], tuple[str, ...]]]
         lambda txn, _: [txn.insert("w", (k, "a", 1, "same")) for k in (1, 2)],
         ("w is UNIQUE on (code)", "'same'"),
     ),
+    "emit of NULL": (lambda txn, _: txn.emit("out", [(None, "a")]), ("out.k is NOT NULL",)),
+}
+
+
+@pytest.mark.parametrize("what", BAD_ROWS)
+def test_data_that_does_not_fit_aborts_and_is_named(what: str, open_engine: Make) -> None:
+    body, fragments = BAD_ROWS[what]
+    engine = open_engine(app_running(body))
+    with pytest.raises(Aborted, match=r"work aborted at position 1\.0") as caught:
+        engine.push("events", [(1, "a")]).result()
+    for fragment in fragments:
+        assert fragment in str(caught.value)
+    assert isinstance(caught.value.cause, DataError)
+    (abort,) = engine.query("SELECT procedure, reason, rows, truncated FROM tidegate.aborts")
+    assert abort.procedure == "work"
+    assert fragments[0] in abort.reason
+    assert (json.loads(abort.rows), abort.truncated) == ([{"k": 1, "word": "a"}], False)
+    goes_on(engine)
+
+
+# what no data explains
+MISTAKES: dict[str, tuple[Callable[[Transaction, Batch], Any], tuple[str, ...]]] = {
+    "wrong type": (lambda txn, _: txn.insert("w", ("x", "a", 1, None)), ("w.k (INTEGER)", "'x'")),
+    "wrong type by SQL": (
+        lambda txn, _: txn.execute("INSERT INTO w (k, word) VALUES (?, 'a')", "x"),
+        ("w.k (INTEGER)", "'x'"),
+    ),
+    "missing column": (lambda txn, _: txn.insert("w", k=1), ("w.word is missing", "{'k': 1}")),
+    "extra column": (
+        lambda txn, _: txn.insert("w", k=1, word="a", wrd="b"),
+        ("w has no column 'wrd'", "word"),
+    ),
+    "too few values": (lambda txn, _: txn.insert("w", (1,)), ("w has 4 columns", "(1,)")),
+    "key of a wrong type": (lambda txn, _: txn.get("w", "x"), ("w.k (INTEGER)", "'x'")),
     "key changed by update": (lambda txn, _: txn.update("w", 0, k=5), ("w.k is part of the primary key",)),
     "unknown column in update": (
         lambda txn, _: txn.update("w", 0, wrd="x"),
@@ -196,7 +221,6 @@ BAD_ROWS: dict[str, tuple[Callable[[Transaction, Batch], Any], tuple[str, ...]]]
     ),
     "unknown column in scan": (lambda txn, _: txn.scan("r", wrd="x"), ("r has no column 'wrd'", "word")),
     "emit of a wrong type": (lambda txn, _: txn.emit("out", k="x"), ("out.k (INTEGER)", "'x'")),
-    "emit of NULL": (lambda txn, _: txn.emit("out", [(None, "a")]), ("out.k is NOT NULL",)),
     "emit of an unknown column": (
         lambda txn, _: txn.emit("out", {"k": 1, "m": 2}),
         ("out has no column 'm'",),
@@ -207,18 +231,20 @@ BAD_ROWS: dict[str, tuple[Callable[[Transaction, Batch], Any], tuple[str, ...]]]
 }
 
 
-@pytest.mark.parametrize("what", BAD_ROWS)
-def test_a_row_that_does_not_fit_aborts_and_is_named(what: str, open_engine: Make) -> None:
-    body, fragments = BAD_ROWS[what]
+@pytest.mark.parametrize("what", MISTAKES)
+def test_a_mistake_halts_and_is_named_with_its_line(what: str, open_engine: Make) -> None:
+    body, fragments = MISTAKES[what]
     engine = open_engine(app_running(body))
-    with pytest.raises(Aborted, match=r"work aborted at position 1\.0") as caught:
-        engine.push("events", [(1, "a")]).result()
-    for fragment in fragments:
+    ticket = engine.push("events", [(1, "a")])
+    with pytest.raises(ProcedureFailed) as caught:
+        ticket.result()
+    for fragment in ("procedure work", *fragments, Path(__file__).name):
         assert fragment in str(caught.value)
-    assert isinstance(caught.value.cause, DataError)
-    (abort,) = engine.query("SELECT procedure, reason FROM tidegate.aborts")
-    assert abort.procedure == "work"
-    assert fragments[0] in abort.reason
+    assert isinstance(caught.value.__cause__, MistakeError)
+    assert ticket.stopped
+    assert not engine.query("SELECT * FROM tidegate.aborts")
+    (waiting,) = engine.query("SELECT state, batch_id FROM tidegate.executions")
+    assert tuple(waiting) == ("parked", 1)
     goes_on(engine)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -14,6 +16,7 @@ from msgspec import UNSET
 from tills import run_script, tills, total
 
 import tidegate
+from tidegate import App, DeclarationError, TidegateError
 from tidegate.connectors.callback import CallbackSink
 from tidegate.errors import EngineClosed, ServerError
 from tidegate.server.driver import Driver
@@ -32,11 +35,12 @@ def wait_until_closed(engine: tidegate.Engine) -> None:
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_in_a_procedure(tmp_path: Path, executor: Any) -> None:
     made: list[tidegate.Engine] = []
-    engine = tidegate.open(tills(lambda txn, sales: made[0].close()), tmp_path, executor=executor)
+    app = tills(lambda txn, sales: made[0].close())
+    engine = tidegate.open(app, tmp_path, executor=executor)
     made.append(engine)
     engine.push("sales", [("a", 1)])
     wait_until_closed(engine)
-    with tidegate.open(tills(), tmp_path, accept_changed=True) as again:
+    with tidegate.open(app, tmp_path) as again:
         assert total(again) == 1
 
 
@@ -306,7 +310,7 @@ def test_sys_exit_in_a_procedure_does_not_end_a_server() -> None:
     async def work(engine: tidegate.Engine) -> None:
         driver = Driver(engine)
         with pytest.raises(ServerError, match="SystemExit"):
-            await driver.push("sales", [("a", 1)], None, None, None, UNSET)
+            await driver.push("sales", [("a", 1)], None, None, None, UNSET, None)
         with pytest.raises(ServerError, match="SystemExit"):
             await driver.submit(engine.acceptance.prepare_call("reset", ("a",), {}))
         assert await driver.do(lambda: engine.sequence) == 2
@@ -314,3 +318,46 @@ def test_sys_exit_in_a_procedure_does_not_end_a_server() -> None:
 
     with tidegate.open(tills(lambda txn, sales: sys.exit("bye"))) as engine:
         asyncio.run(work(engine))
+
+
+@pytest.mark.parametrize("executor", ["serial", "threads"])
+def test_an_engine_left_open_is_closed_when_the_process_exits(tmp_path: Path, executor: str) -> None:
+    text = f"""
+import tidegate
+from tidegate import App, DeclarationError, TidegateError
+from tidegate import App
+app = App("left")
+app.table("CREATE TABLE seen (n BIGINT PRIMARY KEY)")
+app.stream("numbers", "n BIGINT NOT NULL", border=True)
+@app.procedure(inputs="numbers", writes=["seen"])
+def keep(txn, numbers):
+    for number in numbers:
+        txn.insert("seen", number)
+engine = tidegate.open(app, "~/data", executor={executor!r})
+engine.push("numbers", [(1,), (2,)])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", text],
+        env={**os.environ, "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert done.stderr.splitlines() == [
+        "the engine of left is still open as the process exits, and is closed now; open it in a with block, or call close()"
+    ]
+    assert (tmp_path / "data" / "base.duckdb").exists()
+
+
+def test_what_open_can_not_use_is_told(tmp_path: Path) -> None:
+    app = App("any")
+    (tmp_path / "pay.py").touch()
+    with pytest.raises(DeclarationError, match=r"open\(\) takes an App, got 'pay.py'.*tidegate serve pay.py:app"):
+        tidegate.open("pay.py")  # type: ignore[arg-type]
+    with pytest.raises(TidegateError, match="is a file"):
+        tidegate.open(app, tmp_path / "pay.py")
+    with pytest.raises(TidegateError, match="may create and write to"):
+        tidegate.open(app, "/proc/nothing/here")
+    with pytest.raises(TidegateError, match="or None to run in memory; got ''"):
+        tidegate.open(app, "")

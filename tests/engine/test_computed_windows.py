@@ -99,7 +99,7 @@ def test_open_windows_are_there_after_a_crash_and_after_a_checkpoint(
 def test_a_changed_window_does_not_take_over_what_the_old_one_held(tmp_path: Path) -> None:
     with tidegate.open(ward(), tmp_path) as engine:
         engine.push("pap", seconds((0, 1, 10.0)))
-    with pytest.raises(RecoveryRefused, match=r"window recent of procedure watch was declared as .*4s.*another name"):
+    with pytest.raises(RecoveryRefused, match=r"window watch.recent: it was declared as .*4s.*edition=2.*another name"):
         tidegate.open(ward(time="6s"), tmp_path)
 
 

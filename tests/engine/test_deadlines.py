@@ -15,7 +15,7 @@ from collections.abc import Callable
 import pytest
 
 from tidegate import App, Batch, Config, Engine, Transaction
-from tidegate.errors import DeadlineExceeded
+from tidegate.errors import DeadlineExceeded, Runaway
 
 Make = Callable[..., Engine]
 
@@ -59,7 +59,7 @@ def insistent(txn: Transaction, cost: int) -> None:
 WORK = [many, sql, rows, many, generated, insistent]
 
 
-def app_of(deadline_s: float, nested: bool) -> App:
+def app_of(deadline_s: float | None, nested: bool) -> App:
     app = App("deadlines")
     app.table("CREATE TABLE t (n BIGINT PRIMARY KEY, v BIGINT CHECK (v >= 0)); CREATE INDEX by_v ON t (v)")
     app.table("CREATE TABLE u (n BIGINT PRIMARY KEY, v BIGINT DEFAULT (1 + 1))")
@@ -67,14 +67,21 @@ def app_of(deadline_s: float, nested: bool) -> App:
     app.stream("more", "n BIGINT, cost BIGINT")
     app.stream("done", "n BIGINT")
 
-    @app.procedure(inputs="jobs", outputs=["more", "done"], writes=["t"], deadline_s=deadline_s, retries=2)
+    @app.procedure(
+        inputs="jobs",
+        outputs=["more", "done"],
+        writes=["t"],
+        deadline_s=deadline_s,
+        retries=2,
+        on_failure="dead_letter",
+    )
     def first(txn: Transaction, jobs: Batch) -> None:
         for job in jobs:
             txn.insert("t", (job.n, job.n))
             WORK[job.work](txn, job.cost)
             txn.emit("more", n=job.n, cost=job.cost)
 
-    @app.procedure(inputs="more", writes=["u"], deadline_s=deadline_s)
+    @app.procedure(inputs="more", writes=["u"], deadline_s=deadline_s, on_failure="dead_letter")
     def second(txn: Transaction, more: Batch) -> None:
         txn.execute("INSERT INTO u (n) SELECT n FROM more WHERE (SELECT count(*) FROM range(?)) >= 0", more[0].cost)
 
@@ -98,7 +105,7 @@ def expire_often(engine: Engine, expiries: int) -> None:
             try:
                 ticket.result(60)
                 met.add(number)
-            except DeadlineExceeded:
+            except (DeadlineExceeded, Runaway):
                 missed += 1
         if n % 25 == 0:
             engine.checkpoint()
@@ -126,6 +133,16 @@ def check_nothing_left(engine: Engine) -> None:
 def test_executions_past_their_deadline_leave_nothing_behind(open_engine: Make, executor: str, nested: bool) -> None:
     engine = open_engine(app_of(0.005, nested), config=Config(executor=executor, workers=2))
     expire_often(engine, 50)
+    check_nothing_left(engine)
+
+
+@pytest.mark.parametrize("nested", [False, True], ids=["apart", "nested"])
+@pytest.mark.parametrize("executor", ["serial", "threads"])
+def test_executions_past_the_engines_deadline_leave_nothing_behind(
+    open_engine: Make, executor: str, nested: bool
+) -> None:
+    engine = open_engine(app_of(None, nested), config=Config(executor=executor, workers=2, procedure_deadline_s=0.01))
+    expire_often(engine, 30)
     check_nothing_left(engine)
 
 

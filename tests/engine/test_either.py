@@ -180,7 +180,8 @@ def test_unfinished_executions_wait_again_after_reopening(tmp_path: Path) -> Non
 @pytest.mark.parametrize("reopened", [False, True])
 def test_a_halted_one_goes_on_under_its_old_number(executor: str, reopened: bool, tmp_path: Path) -> None:
     broken = {2}
-    engine = tidegate.open(shop(broken=broken), tmp_path / "shop", executor=executor)
+    app = shop(broken=broken)
+    engine = tidegate.open(app, tmp_path / "shop", executor=executor)
     engine.push("orders", [(1, 7)])
     engine.push("payments", [(1, 70)])
     engine.push("orders", [(1, 8)])
@@ -188,13 +189,13 @@ def test_a_halted_one_goes_on_under_its_old_number(executor: str, reopened: bool
     assert seen(engine) == [(1, "[7]", "[]")]
     if reopened:
         engine.abandon()
-        engine = tidegate.open(shop(broken=broken), tmp_path / "shop", executor=executor)
+        engine = tidegate.open(app, tmp_path / "shop", executor=executor)
     broken.clear()
     engine.resume()
     engine.run_until_idle()
     assert seen(engine) == [(1, "[7]", "[]"), (2, "[]", "[70]"), (3, "[8]", "[]")]
     engine.close()
-    found = verify(shop(), tmp_path / "shop", accept_changed=True)
+    found = verify(app, tmp_path / "shop")
     assert found.same, found.differences
 
 
@@ -312,7 +313,7 @@ def _answers_of_both_kinds(app: App) -> None:
             lambda app: app.procedure(inputs=either("a", "b"))(two),
             "keyed differently .a by INTEGER, b by VARCHAR.; a key of one means nothing in the other",
         ),
-        (declared(), lambda app: app.procedure(inputs=either("a"))(one), "two or more streams, got 1"),
+        (declared(), lambda app: app.procedure(inputs=either("a"))(one), "two or more streams, got a"),
         (declared(), lambda app: app.procedure(inputs=either("a", "a"))(two), "name a stream twice"),
         (declared(), lambda app: app.procedure(inputs=either("a", "x"))(two), "no stream 'x'"),
         (declared(awaited=True), lambda app: app.procedure(inputs=either("a", "b"))(two), "stream b has a deadline"),

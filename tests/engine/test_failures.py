@@ -177,7 +177,7 @@ def test_a_dead_letter_lets_the_flow_go_on(engine_of: Make, flow: Flow) -> None:
         "work",
         "events",
         2,
-        "[{'n': 2}]",
+        '[{"n":2}]',
     )
     assert "can't digest" in letter.error
 

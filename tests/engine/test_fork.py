@@ -144,7 +144,8 @@ def test_a_child_that_forks_in_a_procedure_commits_nothing(tmp_path: Path) -> No
     """,
         tmp_path / "data",
     )
-    after(tmp_path / "data", 3)
+    with tidegate.open(tills(), tmp_path / "data") as engine:  # another version of the app, so it can't verify
+        assert total(engine) == 3
 
 
 def test_multiprocessing_with_fork(tmp_path: Path) -> None:

@@ -252,7 +252,7 @@ def test_with_threads_a_push_waits_for_room(open_engine: Make, flow: Flow) -> No
     threading.Timer(0.05, gate.set).start()
     engine.push("events", [(3,)]).result(30)
     assert engine.query("SELECT count(*) FROM t").scalar() == 4
-    assert engine.feed("events", [(n,) for n in range(10, 40)]) == 30
+    assert engine.feed("events", [(n,) for n in range(10, 40)]).batches == 30
     engine.run_until_idle()
     assert engine.query("SELECT count(*) FROM t").scalar() == 34
 

@@ -158,7 +158,7 @@ def test_what_a_procedure_raises_is_told_logged_and_found_again(
         assert _everything(engine) == before
     letters = [] if policy == "halt" else [11, 12]
     assert [n for (n,) in before[0]] == [1, 2, *([11] if policy == "halt" else [])]
-    assert [rows for _, rows, _ in before[2]] == [f"[{{'n': {n}}}]" for n in letters]
+    assert [rows for _, rows, _ in before[2]] == [f'[{{"n":{n}}}]' for n in letters]
     assert len(before[1]) == 3
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import tidegate
-from tidegate import App, BatchError, DataError, DeclarationError, Engine, TidegateError
+from tidegate import App, Batch, BatchError, DataError, DeclarationError, Engine, TidegateError, Transaction
 from tidegate.errors import EngineClosed, Overloaded
 
 Make = Callable[..., Engine]
@@ -27,6 +28,36 @@ def test_push_runs_the_whole_dataflow(engine_of: Make, counter: App) -> None:
     assert (ticket.done, ticket.batch_ids, ticket.duplicate) == (True, [1], False)
     assert rows(engine, "SELECT * FROM totals ORDER BY name") == [("a", 4), ("b", 2)]
     assert rows(engine, "SELECT * FROM notes") == [(1, "a", 4)]
+
+
+def test_columns_with_a_default_may_be_left_out(engine_of: Make) -> None:
+    app = App("till")
+    app.table("CREATE TABLE sold (n INTEGER PRIMARY KEY, price DECIMAL(6, 2), unit VARCHAR, told VARCHAR)")
+    app.stream(
+        "sales",
+        "n INTEGER NOT NULL, price DECIMAL(6, 2) NOT NULL DEFAULT 1 + 0.5, unit VARCHAR DEFAULT 'g'",
+        border=True,
+    )
+    app.stream("notes", "n INTEGER, told VARCHAR DEFAULT 'sold'")
+
+    @app.procedure(inputs="sales", outputs="notes", writes=["sold"])
+    def sell(txn: Transaction, sales: Batch) -> None:
+        for row in sales:
+            txn.insert("sold", {**row._asdict(), "told": None})
+            txn.emit("notes", n=row.n)
+
+    @app.procedure(inputs="notes", writes=["sold"])
+    def note(txn: Transaction, notes: Batch) -> None:
+        for row in notes:
+            txn.update("sold", row.n, told=row.told)
+
+    engine = engine_of(app)
+    engine.push("sales", [{"n": 1}, {"n": 2, "unit": None}, (3, 2, "kg")]).result()
+    engine.run_until_idle()
+    wanted = [(1, Decimal("1.50"), "g", "sold"), (2, Decimal("1.50"), None, "sold"), (3, Decimal("2.00"), "kg", "sold")]
+    assert rows(engine, "SELECT * FROM sold ORDER BY n") == wanted
+    with pytest.raises(DataError, match=r"sales\.n is missing .* has no DEFAULT"):
+        engine.push("sales", [{"unit": "g"}])
 
 
 def test_the_same_batch_again_changes_nothing_and_says_so(engine_of: Make, counter: App) -> None:
@@ -59,7 +90,7 @@ def test_feed_gives_what_pushes_give(engine_of: Make, counter: App) -> None:
     source = [(name, n) for n, name in enumerate("abcabcabca")]
     for size in (1, 3, 1000):
         fed, pushed = engine_of(counter), engine_of(counter)
-        assert fed.feed("events", iter(source), size=size) == -(-len(source) // size)
+        assert fed.feed("events", iter(source), size=size).batches == -(-len(source) // size)
         for start in range(0, len(source), size):
             pushed.push("events", source[start : start + size])
         for engine in (fed, pushed):

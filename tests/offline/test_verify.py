@@ -20,6 +20,15 @@ from tidegate.offline.verify import verify
 MODES = ("weak", "strong", "effects")
 
 
+def test_verifying_changes_nothing_and_warns_of_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with tidegate.open(make_echo(), tmp_path / "echo") as engine:
+        engine.push("numbers", [(1, 1)]).result()
+    caplog.clear()
+    assert verify(make_echo(), tmp_path / "echo").same
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == []
+    assert [path.name for path in tmp_path.iterdir()] == ["echo"]
+
+
 def make_echo(shown: Any = lambda batch: batch[0].n, *, keyed: bool = False, recovery: Any = "weak") -> App:
     """numbers → echo → echoes: touches no table, so that nothing but what it emits can differ."""
     app = App("echo", recovery=recovery)
@@ -78,32 +87,30 @@ def test_a_batch_that_does_not_come_again_is_named(mode: str, keyed: bool, tmp_p
     assert told == f"stream echoes: batch {'3 of key 3' if keyed else 13} differs"
 
 
-def test_a_changed_procedure_is_found(tmp_path: Path) -> None:
-    echoed(make_echo(), tmp_path / "d", 500)
-    changed = make_echo(lambda batch: None if batch[0].n == 300 else batch[0].n)
-    (told,) = verify(changed, tmp_path / "d").differences
+def test_a_batch_that_is_missing_is_found(tmp_path: Path) -> None:
+    said = itertools.chain([True], itertools.repeat(False))
+    app = make_echo(lambda batch: None if batch[0].n == 300 and not next(said) else batch[0].n)
+    echoed(app, tmp_path / "d", 500)
+    (told,) = verify(app, tmp_path / "d").differences
     assert told == (
         "stream echoes: one of the 8 batches after batch 296 up to batch 304 differs (stored 500 batches, re-executed 499)"
     )
 
 
 def test_rows_in_another_order_are_a_difference(tmp_path: Path) -> None:
-    def make(backwards: bool) -> App:
-        app = App("pairs")
-        app.stream("numbers", "n BIGINT NOT NULL", border=True)
-        app.stream("pairs", "n BIGINT")
+    backwards = itertools.chain([False], itertools.repeat(True))
+    app = App("pairs")
+    app.stream("numbers", "n BIGINT NOT NULL", border=True)
+    app.stream("pairs", "n BIGINT")
 
-        @app.procedure(inputs="numbers", outputs="pairs")
-        def pair(txn: Transaction, numbers: Batch) -> None:
-            rows = [(numbers[0].n,), (-numbers[0].n,)]
-            txn.emit("pairs", rows[::-1] if backwards and numbers[0].n == 2 else rows)
+    @app.procedure(inputs="numbers", outputs="pairs")
+    def pair(txn: Transaction, numbers: Batch) -> None:
+        rows = [(numbers[0].n,), (-numbers[0].n,)]
+        txn.emit("pairs", rows[::-1] if numbers[0].n == 2 and next(backwards) else rows)
 
-        return app
-
-    with tidegate.open(make(False), tmp_path / "d") as engine:
+    with tidegate.open(app, tmp_path / "d") as engine:
         push(engine, 1, 3)
-    assert verify(make(False), tmp_path / "d").differences == []
-    assert verify(make(True), tmp_path / "d").differences == ["stream pairs: batch 2 differs"]
+    assert verify(app, tmp_path / "d").differences == ["stream pairs: batch 2 differs"]
 
 
 @pytest.mark.parametrize("keyed", [False, True])
@@ -262,25 +269,19 @@ def changed_echo(mode: Any) -> App:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_it_says_what_it_proves(mode: Any, tmp_path: Path) -> None:
-    """In mode effects a changed procedure makes no difference, and is named all the same."""
+    """In mode effects a changed procedure makes no difference; in the others it would prove nothing, and is refused."""
     echoed(make_echo(recovery=mode), tmp_path / "d", 3)
-    found = verify(changed_echo(mode), tmp_path / "d", accept_changed=True)
-    assert found.changed == ["echo"]
-    assert found.same == (mode == "effects")
-    assert found.proof.partition(":")[0] == ("no procedure ran again" if mode == "effects" else "nothing")
-
-
-def test_a_procedure_that_changed_before_anything_was_merged_proves_less(tmp_path: Path) -> None:
-    engine = tidegate.open(make_echo(), tmp_path / "d")
-    engine.push("numbers", [(1, 1)]).result()
-    let_go(engine)
-    assert "new code" not in verify(make_echo(), tmp_path / "d").proof
-    found = verify(changed_echo("weak"), tmp_path / "d", accept_changed=True)
-    assert found.same
-    assert "echo changed since the log was written: what had not been merged" in found.proof
+    assert verify(make_echo(recovery=mode), tmp_path / "d").proof.startswith(
+        "no proc" if mode == "effects" else "every"
+    )
+    if mode == "effects":
+        assert verify(changed_echo(mode), tmp_path / "d").same
+    else:
+        with pytest.raises(RecoveryRefused, match=r"last opened by another version.*function echo\(\).*Verify it with"):
+            verify(changed_echo(mode), tmp_path / "d")
 
 
 def test_an_app_that_could_not_have_written_the_log_is_refused(tmp_path: Path) -> None:
     echoed(make_echo(), tmp_path / "d", 3)
-    with pytest.raises(RecoveryRefused, match="Verifying runs all of the log again"):
+    with pytest.raises(RecoveryRefused, match="recovery mode: was weak, is strong"):
         verify(make_echo(recovery="strong"), tmp_path / "d")

@@ -106,7 +106,8 @@ def test_a_push_of_several_keys_that_halted_is_halted_again(mode: Any, executor:
     assert engine.durable is not None
     engine.durable.sync()
     engine.abandon()
-    with tidegate.open(make(False), tmp_path / "db", accept_changed=True) as engine:
+    tidegate.open(make(True), tmp_path / "db").close()
+    with tidegate.open(make(False), tmp_path / "db") as engine:
         assert engine.position("bed") == 10
         assert list(engine.scheduler.halted) == list(halted)
         assert engine.query("SELECT patient, n FROM seen ORDER BY ALL").rows == before

@@ -66,7 +66,7 @@ def test_a_batch_that_is_refused_becomes_a_dead_letter(
     assert (delivery.delivered, delivery.refused) == (4, 1)
     assert stored(warehouse) == [1, 3, 10, 15]
     ((position, procedure, stream, batch_id, rows, error),) = before = letters(engine)
-    assert (position, procedure, stream, batch_id, rows) == (None, "delivery w", "sums", 3, "[{'total': 6}]")
+    assert (position, procedure, stream, batch_id, rows) == (None, "delivery w", "sums", 3, '[{"total":6}]')
     assert "CHECK" in error
     killed(engine)
     with tidegate.open(make_numbers(mode), tmp_path / "d") as engine:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -98,6 +99,16 @@ def test_other_sessions_are_told_why(shop: Shop) -> None:
         assert shop.replica.status["restarts"] > restarts
     with shop.connect() as again:
         assert again.execute("SELECT count(*) FROM stock").fetchone() == (2,)
+
+
+def test_what_asks_the_service_to_stop_does_not_end_the_replica(shop: Shop) -> None:
+    """systemd signals every process of a service, a terminal its whole group: the engine is asked, and ends its replica."""
+    before = shop.replica.status
+    for number in (signal.SIGTERM, signal.SIGINT):
+        os.kill(before["process"], number)
+    assert shop.rows("SELECT pieces FROM stock WHERE item = 'tea'") == [(10,)]
+    after = shop.replica.status
+    assert (after["process"], after["restarts"]) == (before["process"], before["restarts"])
 
 
 def test_killed_replica_comes_back_with_everything(shop: Shop) -> None:

@@ -62,10 +62,82 @@ def test_push_and_call(run: Run, shared: Server) -> None:
     assert "pieces >= 0" in refused["error"]
     run("call", "fail", *there, code=1)
     lines = '["tea", 0]\n' * 25
-    assert json.loads(run("push", "orders", "-i", "-", "--size", "10", *there, stdin=lines).stdout) == {"batches": 3}
+    fed = json.loads(run("push", "orders", "-i", "-", "--size", "10", *there, stdin=lines).stdout)
+    assert (fed["batches"], fed["committed"]) == (3, 3)
     assert "did you mean 'orders'" in run("push", "order", "[]", *there, code=2).stderr
-    assert "is not JSON" in run("push", "orders", "[", *there, code=2).stderr
+    assert "write each as" in run("push", "orders", "tea", "4", *there, code=2).stderr
+    assert "for CSV, add --csv" in run("push", "orders", *there, stdin="item,pieces\ntea,1\n", code=2).stderr
     assert "is the server running" in run("push", "orders", "[]", "--url", "http://127.0.0.1:1", code=2).stderr
+
+
+def test_questions_are_listed_answered_and_asked_anew(run: Run, shared: Server) -> None:
+    there = ("--url", shared.url)
+    with shared.client() as client:
+        client.push("alerts", [(55,)])
+        (question,) = [q for q in client.questions() if q.key == 55]
+        told = run("questions", *there).stdout
+        for word in (
+            "treat",
+            "of key 55",
+            "answer on decisions",
+            "proposals",
+            f"answer {question.id} {question.digest}",
+        ):
+            assert word in told, told
+        listed = json.loads(run("questions", *there, "--json").stdout)["questions"]
+        assert question.digest in [q["digest"] for q in listed]
+        assert json.loads(run("reask", question.id, question.digest, *there, "--json").stdout) == {
+            "reasked": question.id
+        }
+        named = ("answer", question.id)
+        refused = run(*named, "0" * 32, '{"give": true}', *there, code=2).stderr
+        assert "Nothing was accepted" in refused
+        assert "an answer is a JSON object" in run(*named, question.digest, "[1]", *there, code=2).stderr
+        assert json.loads(run(*named, question.digest, '{"give": false}', *there, "--json").stdout)["done"]
+        assert "is not open" in run(*named, question.digest, '{"give": true}', *there, code=2).stderr
+        assert "is not open" in run("reask", question.id, question.digest, *there, code=2).stderr
+
+
+def test_rows_from_a_pipe_and_from_csv(run: Run, shared: Server, tmp_path: Path) -> None:
+    there = ("--url", shared.url, "--json")
+    piped = run("push", "orders", "--size", "2", *there, stdin='["tea", 0]\n["tea", 0]\n\n["tea", 0]\n')
+    assert json.loads(piped.stdout)["batches"] == 2
+    table = 'big,price,word,yes,day\n7,12.50,"a, b",true,2026-01-31\n8,,,,\n'
+    assert json.loads(run("push", "anything", "--csv", *there, stdin=table).stdout)["error"] is None
+    with shared.client() as client:
+        kept = client.query("SELECT big, price, word, yes, day FROM kept WHERE big IN (7, 8) ORDER BY big").rows
+    assert [tuple(map(str, row)) for row in kept] == [
+        ("7", "12.50", "a, b", "True", "2026-01-31"),
+        ("8", "None", "None", "None", "None"),
+    ]
+    (tmp_path / "orders.csv").write_text("item,pieces\ntea,0\ntea,many\n")
+    wrong = run("push", "orders", "-i", str(tmp_path / "orders.csv"), *there, code=2).stderr
+    assert "line 3 of the CSV: pieces INTEGER can't take 'many'" in wrong
+    assert "the columns item, pieces" in run("push", "orders", "--csv", *there, stdin="item,peaces\n", code=2).stderr
+    assert "1 fields, the header 2" in run("push", "orders", "--csv", *there, stdin="item,pieces\ntea\n", code=2).stderr
+    assert "the input is empty" in run("push", "orders", *there, stdin="", code=2).stderr
+
+
+def test_arguments_are_read_by_the_procedures_annotations(run: Run, shared: Server) -> None:
+    there = ("--url", shared.url, "--json")
+    assert json.loads(run("call", "deliver", "0123", "--named", "pieces=4", *there).stdout) == {"value": 4}
+    assert (
+        "deliver: pieces takes a whole number, got 'many'"
+        in run("call", "deliver", "tea", "many", *there, code=2).stderr
+    )
+    assert "NAME=VALUE" in run("call", "deliver", "tea", "--named", "4", *there, code=2).stderr
+    with shared.client() as client:
+        answer = client.http.post("/v1/procedures/deliver", json={"arguments": ["tea", 1.5]})
+        assert (answer.status_code, "whole number" in answer.text) == (422, True)
+        answer = client.http.post("/v1/procedures/deliver", json={"arguments": ["tea", 1], "encoding": "text"})
+        assert "every argument is a text" in answer.text
+
+
+def test_markup_in_an_error_is_text(run: Run, shared: Server) -> None:
+    told = run("push", "orders", '["[spark]", 400]', "--url", shared.url, code=1).stdout
+    assert "pieces >= 0" in told
+    assert "echo: [spark]" not in told
+    assert run("call", "echo", "[spark] [/]", "--url", shared.url).stdout.strip() == "[spark] [/]"
 
 
 def test_status_once(run: Run, shared: Server) -> None:
@@ -73,11 +145,11 @@ def test_status_once(run: Run, shared: Server) -> None:
         client.push("alerts", [(1,)])
         client.push("alerts", [(1,)])
         client.push("orders", [("nothing", 3)])
-        told = run("status", shared.url).stdout  # no terminal: printed once
+        told = run("status", "--url", shared.url).stdout  # no terminal: printed once
         for word in ("shop", "alerts", "waiting for people", "low-water marks", "aborts", "pieces >= 0"):
             assert word in told, told
         assert re.search(r"treat at \d+.0 +waits for its turn +treat at \d+.0", told), told
-        assert json.loads(run("status", shared.url, "--json").stdout)["unfinished"] == 2
+        assert json.loads(run("status", "--url", shared.url, "--json").stdout)["unfinished"] == 2
         before = client.status()
         client.push("orders", [("tea", 0)])
         console = Console(width=160, record=True)
@@ -164,6 +236,23 @@ def test_serve_starts_says_where_and_stops(run: Run, tmp_path: Path) -> None:
         assert "is another server running there?" in told
         server.send_signal(signal.SIGINT)
         assert server.wait(timeout=30) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_the_whole_group_stops_it_quietly(tmp_path: Path, number: int) -> None:
+    command = [sys.executable, "-m", "tidegate", "serve", SHOP, "--port", "0", "--data", str(tmp_path / "d"), "--json"]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    with (
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, start_new_session=True
+        ) as server,
+        killed(server),
+    ):
+        assert server.stdout is not None
+        assert json.loads(server.stdout.readline())["process"] == server.pid
+        os.killpg(server.pid, number)
+        _, told = server.communicate(timeout=120)
+    assert (server.returncode, told) == (0, "")
 
 
 @pytest.mark.parametrize(

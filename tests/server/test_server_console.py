@@ -85,10 +85,28 @@ def test_a_decision_is_answered(page: Any, shared: Server) -> None:
         card.wait_for()
         assert "proposals" in card.inner_text()
         assert card.locator("select").input_value() == ""  # nothing is chosen for whoever decides
-        card.locator("button").press("Enter")
+        card.locator("button.primary").press("Enter")
         assert not alert.done
         card.locator("select").select_option("true")
-        card.locator("button").press("Enter")
+        card.locator("button.primary").press("Enter")
+        card.wait_for(state="detached")
+        assert alert.result(60) is None
+        receipt = page.inner_text("#receipts .receipt:first-child")
+        assert "patient 77: " in receipt
+        assert "true" in receipt
+
+
+def test_a_question_is_asked_anew(page: Any, shared: Server) -> None:
+    with shared.client() as client:
+        alert = client.push("alerts", [(78,)])
+        (question,) = (q for q in client.questions() if q.key == 78)
+        page.keyboard.press("4")
+        card = page.locator(".question", has_text="patient 78")
+        card.wait_for()
+        assert question.digest[:12] in card.inner_text()
+        card.locator("button.anew").click()
+        card.locator("select").select_option("false")
+        card.locator("button.primary").press("Enter")
         card.wait_for(state="detached")
         assert alert.result(60) is None
 
@@ -103,7 +121,7 @@ def test_a_decision_reaches_the_patient_it_was_made_for(page: Any, shared: Serve
         card.wait_for()
         assert str(meant) in card.locator("table").inner_text()
         card.locator("select").select_option("true")
-        card.locator("button").press("Enter")
+        card.locator("button.primary").press("Enter")
         card.wait_for(state="detached")
         assert alerts[meant].result(60) is None
         assert not alerts[other].done
@@ -196,3 +214,10 @@ def test_a_token_is_asked_for_and_kept_for_the_session(browser: Any, start: Any)
     page.reload()
     page.wait_for_selector("#graph svg")
     page.close()
+
+
+def test_it_is_readable_on_a_telephone(page: Any) -> None:
+    page.set_viewport_size({"width": 390, "height": 844})
+    for key in "123456":
+        page.keyboard.press(key)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390, key

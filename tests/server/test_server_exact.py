@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -13,7 +14,7 @@ from server_process import Server
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from tidegate.errors import BatchError, NotAsked
+from tidegate.errors import BatchError, NotAsked, QuestionChanged
 
 BIG = 2**53 + 1
 
@@ -89,11 +90,15 @@ def test_only_an_open_question_is_answered(shared: Server) -> None:
         question = ask(shared, 900)
         path = f"/v1/questions/decisions/{question['batch_id']}"
         for at, patient in ((path, 901), ("/v1/questions/decisions/77", 900)):
-            got = http.post(at, json={"patient": patient, "give": True})
+            got = http.post(at, params={"digest": question["digest"]}, json={"patient": patient, "give": True})
             assert (got.status_code, got.json()["error"]["type"]) == (404, "NotAsked")
             assert "is not open" in got.text
             assert f"batch {question['batch_id']} of key 900" in got.text
-        assert http.post(path, json={"patient": 900, "give": True}).json()["done"]
+        unnamed = http.post(path, json={"patient": 900, "give": True})
+        assert (unnamed.status_code, "?digest= the question's digest" in unnamed.text) == (422, True)
+        assert http.post(path, params={"digest": question["digest"]}, json={"patient": 900, "give": True}).json()[
+            "done"
+        ]
 
 
 def test_an_answer_that_names_its_question_reaches_no_other(shared: Server) -> None:
@@ -103,7 +108,7 @@ def test_an_answer_that_names_its_question_reaches_no_other(shared: Server) -> N
         assert meant["batch_id"] == other["batch_id"]
         assert (meant["key"], other["key"]) == (str(BIG + 100), str(BIG + 99))
         path = f"/v1/questions/decisions/{meant['batch_id']}"
-        named = {"question": meant["question"]}
+        named = {"question": meant["question"], "digest": meant["digest"]}
         rounded = http.post(path, params=named, json={"patient": float(meant["key"]), "give": True})
         assert rounded.status_code == 422  # 9007199254741092.0 is no integer
         wrong = http.post(path, params=named, json={"patient": int(other["key"]), "give": True})
@@ -117,7 +122,7 @@ def test_an_answer_that_names_its_question_reaches_no_other(shared: Server) -> N
         left = {q["question"] for q in http.get("/v1/questions").json()["questions"]}
         assert other["question"] in left
         assert meant["question"] not in left
-        http.post(path, json={"patient": other["key"], "give": False})
+        http.post(path, params={"digest": other["digest"]}, json={"patient": other["key"], "give": False})
 
 
 def test_of_two_doctors_the_second_is_told(shared: Server) -> None:
@@ -134,7 +139,8 @@ def test_of_two_doctors_the_second_is_told(shared: Server) -> None:
             client.answer(question, give=False)
         assert not isinstance(told.value, NotAsked)
         with shared.http() as http:
-            second = http.post(f"/v1/questions/decisions/{question.batch_id}", json={"patient": 910, "give": False})
+            path, shown = f"/v1/questions/decisions/{question.batch_id}", {"digest": question.digest}
+            second = http.post(path, params=shown, json={"patient": 910, "give": False})
             assert second.status_code == 409
 
 
@@ -145,10 +151,42 @@ def test_a_question_keeps_its_name_across_a_restart(start: Callable[..., Server]
     server.start(server.port)
     with server.http() as http:
         (after,) = http.get("/v1/questions").json()["questions"]
-        assert after["question"] == before["question"]
+        assert (after["question"], after["digest"]) == (before["question"], before["digest"])
         path = f"/v1/questions/decisions/{after['batch_id']}"
         row = {"patient": after["key"], "give": False}
-        assert http.post(path, params={"question": before["question"]}, json=row).json()["done"]
+        named = {"question": before["question"], "digest": before["digest"]}
+        assert http.post(path, params=named, json=row).json()["done"]
+
+
+def test_an_answer_counts_only_for_what_was_shown(shared: Server) -> None:
+    with shared.client() as client, shared.http() as http:
+        client.push("alerts", [(930,)])
+        (question,) = (q for q in client.questions() if q.key == 930)
+        stale = replace(question, digest="0" * 32)
+        with pytest.raises(QuestionChanged, match=r"Nothing was accepted. Now it shows .*'patient': 930") as refused:
+            client.answer(stale, give=True)
+        assert (refused.value.digest, refused.value.batch_id) == (question.digest, question.batch_id)
+        path = f"/v1/questions/decisions/{question.batch_id}"
+        got = http.post(path, params={"digest": stale.digest}, json={"patient": 930, "give": True})
+        assert (got.status_code, got.json()["error"]["type"]) == (409, "QuestionChanged")
+        assert next(q for q in client.questions() if q.key == 930).digest == question.digest
+        assert client.answer(question, give=False).done
+
+
+def test_a_question_is_asked_anew(shared: Server) -> None:
+    with shared.client() as client, shared.http() as http:
+        client.push("alerts", [(940,)])
+        (question,) = (q for q in client.questions() if q.key == 940)
+        client.reask(question)
+        (again,) = (q for q in client.questions() if q.key == 940)
+        assert (again.id, again.digest) == (question.id, question.digest), "the same code asks the same"
+        with pytest.raises(QuestionChanged):
+            client.reask(replace(question, digest="0" * 32))
+        with pytest.raises(NotAsked, match="nothing to ask anew"):
+            client.reask(replace(question, id="0" * 16))
+        path = f"/v1/questions/decisions/{question.batch_id}/reask"
+        assert http.post(path, params={"question": question.id}).status_code == 422
+        assert client.answer(again, give=False).done
 
 
 def test_an_answer_may_be_pushed_before_its_question(shared: Server) -> None:

@@ -217,7 +217,7 @@ def test_asyncio_has_the_same_methods(shared: Server) -> None:
             assert (await client.status())["subscriptions"][-1]["waiting"] == 0
             assert await client.call("deliver", "async", 2) == 2
             assert await (await client.submit("echo", 7)) == 7
-            assert await client.feed("orders", [("r", 0)] * 20, size=5) == 4
+            assert (await client.feed("orders", [("r", 0)] * 20, size=5)).batches == 4
             assert (await client.query("SELECT 1 + ?", 2)).scalar() == 3
             alert = await client.push("alerts", [(99,)])
             assert not alert.done

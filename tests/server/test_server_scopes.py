@@ -83,8 +83,9 @@ def test_questions_of_other_streams_are_not_shown(guarded: Server) -> None:
         assert narrow.get("/v1/questions").json() == {"questions": []}
         assert "may see only some" in refusal(narrow.get("/v1/status"))
         assert desk.get("/v1/status").status_code == 200
-        batch = desk.get("/v1/questions").json()["questions"][0]["batch_id"]
-        assert desk.post(f"/v1/questions/decisions/{batch}", json={"patient": 77, "give": False}).status_code == 200
+        question = desk.get("/v1/questions").json()["questions"][0]
+        path, shown = f"/v1/questions/decisions/{question['batch_id']}", {"digest": question["digest"]}
+        assert desk.post(path, params=shown, json={"patient": 77, "give": False}).status_code == 200
 
 
 def test_a_subscription_belongs_to_the_token_whose_name_it_has(guarded: Server) -> None:

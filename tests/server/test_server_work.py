@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import datetime as dt
 import io
+import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -156,7 +158,8 @@ def test_a_question_is_listed_answered_and_the_ticket_ends(shared: Server) -> No
             second = http.post("/v1/streams/alerts/batches", json=[[7]]).json()
             path = f"/v1/questions/decisions/{second['batch_ids'][0]}"
             assert http.post(path, json={"give": True}).status_code == 422
-            assert http.post(path, json={"patient": 7, "give": False}).json()["done"] is True
+            (shown,) = [q["digest"] for q in http.get("/v1/questions").json()["questions"] if q["key"] == 7]
+            assert http.post(path, params={"digest": shown}, json={"patient": 7, "give": False}).json()["done"] is True
             assert http.post("/v1/questions/orders/1", json={}).status_code == 404
             assert http.get(f"/v1/tickets/{second['ticket']}").json()["done"] is True
             assert http.get("/v1/tickets/none").status_code == 404
@@ -164,7 +167,7 @@ def test_a_question_is_listed_answered_and_the_ticket_ends(shared: Server) -> No
 
 def test_feed_is_the_bulk_way_in(shared: Server) -> None:
     with shared.client() as client:
-        assert client.feed("orders", (("bulk", 0) for _ in range(5_000)), size=10) == 500
+        assert client.feed("orders", (("bulk", 0) for _ in range(5_000)), size=10).batches == 500
         with pytest.raises(DataError) as refused:
             client.feed("orders", [("bulk", 0)] * 5 + [("bulk", "x")])
         assert refused.value.fed == 5  # type: ignore[attr-defined]
@@ -299,9 +302,21 @@ def test_with_threads_a_full_engine_still_takes_answers(start: Callable[..., Ser
         fed = other.submit(client.feed, "orders", [("tea", 0)] * 5)
         for question in client.questions():
             client.answer(question, give=False)
-        assert fed.result(20) == 5
+        assert fed.result(20).batches == 5
         assert all(alert.result(60) is None for alert in alerts)
         assert client.call("deliver", "tea", 1) == 1
+
+
+def test_questions_are_listed_while_a_procedure_runs(start: Callable[..., Server], tmp_path: Path) -> None:
+    server = start()
+    with server.client() as client, ThreadPoolExecutor(1) as other:
+        client.push("alerts", [(1,)])
+        called = other.submit(client.call, "stay", str(tmp_path))
+        while not (tmp_path / "here").exists() and not called.done():
+            time.sleep(0.02)
+        assert [question.stream for question in client.questions()] == ["decisions"]
+        (tmp_path / "go").touch()
+        assert called.result() is None
 
 
 def test_a_full_engine_refuses_and_a_busy_one_still_answers(start: Callable[..., Server]) -> None:

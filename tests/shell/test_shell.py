@@ -15,7 +15,7 @@ import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 import pytest
@@ -29,6 +29,7 @@ from rich.console import Console
 import tidegate
 from tidegate.cli.main import main
 from tidegate.errors import TidegateError
+from tidegate.loading import load_app
 from tidegate.replica import Limits, ReplicaProcess
 from tidegate.shell.prompt import Shell, SqlCompleter
 from tidegate.shell.showing import as_csv, as_json, show
@@ -57,9 +58,7 @@ def app_file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def app(app_file: Path) -> tidegate.App:
-    scope: dict[str, Any] = {}
-    exec(app_file.read_text(), scope)
-    return scope["app"]  # type: ignore[no-any-return]
+    return load_app(f"{app_file}:app")
 
 
 @pytest.fixture

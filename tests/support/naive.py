@@ -60,8 +60,10 @@ class Found(NamedTuple):
     elements: list[Element]
 
 
-def expected(spec: WindowSpec, batches: Sequence[tuple[Sequence[Any], int]]) -> Outcome:
-    """What must have happened after ``batches``: pairs of rows (named tuples) and time of arrival."""
+def expected(spec: WindowSpec, batches: Sequence[tuple[Any, ...]]) -> Outcome:
+    """What must have happened after ``batches``: each its rows (named tuples), its time of arrival and, perhaps, the
+    watermark that came with it.
+    """
     data, late, watermark = _in_order_of_processing(spec, batches)
     here = [e for e in data if e.time <= watermark] if spec.in_event_order else data
     waiting = [e for e in data if e.time > watermark] if spec.in_event_order else []
@@ -78,7 +80,7 @@ def expected(spec: WindowSpec, batches: Sequence[tuple[Sequence[Any], int]]) -> 
     ]
     found.sort(key=lambda pair: pair[0])
     still = [e for key, elements in sequences.items() for e in _still_needed(spec, elements, watermark)]
-    rows = [row for batch, _ in batches for row in batch if not _is_true(spec.punctuation, row)]
+    rows = [row for batch, *_ in batches for row in batch]
     return Outcome([f for _, f in found], late, [e.row for e in [*still, *waiting]], rows, watermark)
 
 
@@ -86,7 +88,7 @@ def expected(spec: WindowSpec, batches: Sequence[tuple[Sequence[Any], int]]) -> 
 
 
 def _in_order_of_processing(
-    spec: WindowSpec, batches: Sequence[tuple[Sequence[Any], int]]
+    spec: WindowSpec, batches: Sequence[tuple[Any, ...]]
 ) -> tuple[list[Element], list[Any], int]:
     """All rows that are not late in the order in which they are processed, the late ones, and the watermark."""
     times: list[tuple[int, int, Any]] = []  # time, order of arrival, row
@@ -95,7 +97,7 @@ def _in_order_of_processing(
     newest: dict[Any, int] = {}  # per source
     heard: dict[Any, int] = {}
     arrival = 0
-    for number, (rows, now_us) in enumerate(batches):
+    for number, (rows, now_us, *mark) in enumerate(batches):
         for row in rows:
             arrival += 1
             if spec.kind == "batches":
@@ -105,9 +107,6 @@ def _in_order_of_processing(
                 times.append((0, arrival, row))
                 continue
             time = now_us if spec.on is None else time_of(getattr(row, spec.on))
-            if _is_true(spec.punctuation, row):
-                watermark = max(watermark, time)
-                continue
             if time < watermark:
                 late.append(row)
                 if spec.late == "adjust":
@@ -119,6 +118,8 @@ def _in_order_of_processing(
             heard[source] = now_us
             awake = [s for s in newest if spec.idle_us is None or now_us - heard[s] <= spec.idle_us]
             watermark = max(watermark, min(newest[s] for s in awake) - spec.delay)
+        if spec.in_event_order and mark:
+            watermark = max(watermark, *mark)
     times.sort(key=lambda t: t[:2])
     return [Element(place, time, row) for place, (time, _, row) in enumerate(times)], late, watermark
 

@@ -35,6 +35,7 @@ def let_go(engine: Engine) -> None:
     if engine.closed:
         return
     engine.executor.close()
+    engine.lookout.close()
     engine.merger.close()
     writer = engine.durable.writer if engine.durable is not None else None
     if writer is not None:

@@ -1,6 +1,6 @@
 """A server process for tests: the real server over the shop, with its query replica when that is asked for.
 
-    python serving.py '{"data": …, "settings": {…}, "tokens": "…", "queries": true, "engine": {…}, "sink": "sqlite:///…",
+    python serving.py '{"app": "shop", "data": …, "settings": {…}, "tokens": "…", "queries": true, "engine": {…}, "sink": "sqlite:///…",
                         "descriptors": 200}'
 
 Prints one line with its URL when it takes requests.
@@ -8,6 +8,7 @@ Prints one line with its URL when it takes requests.
 
 from __future__ import annotations
 
+import importlib
 import json
 import resource
 import sys
@@ -21,7 +22,7 @@ def main() -> None:
     asked = json.loads(sys.argv[1])
     if "descriptors" in asked:
         resource.setrlimit(resource.RLIMIT_NOFILE, (asked["descriptors"] // 2, asked["descriptors"]))
-    from shop import app  # type: ignore[import-not-found]
+    app = importlib.import_module(asked.get("app", "shop")).app
 
     import tidegate
     from tidegate.connectors.sql.sink import SqlSink

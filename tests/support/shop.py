@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
@@ -55,6 +56,17 @@ def echo(txn: Any, value: Any = None) -> Any:
 @app.procedure()
 def linger(txn: Any, seconds: float) -> None:
     time.sleep(float(seconds))
+
+
+@app.procedure()
+def stay(txn: Any, path: str) -> None:
+    """In this folder, until there is a file ``go``."""
+    open(f"{path}/here", "w").close()
+    until = time.monotonic() + 40
+    while not os.path.exists(f"{path}/go"):
+        if time.monotonic() > until:
+            raise RuntimeError(f"nobody made {path}/go")
+        time.sleep(0.02)
 
 
 @app.procedure()

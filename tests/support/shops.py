@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from decimal import Decimal
 from typing import Any
 
@@ -102,6 +102,23 @@ def opened(limits: Limits, **options: Any) -> Iterator[Shop]:
         engine.call("fill")
         engine.checkpoint()
         with ReplicaProcess(engine, limits, pg_port=0, **options) as replica:
+            yield Shop(engine, replica)
+
+
+def holding(table: str, ddl: str, rows: Iterable[Any]) -> Iterator[Shop]:
+    """A shop that is one table with these rows, for statements that are compared with a PostgreSQL server."""
+    app = App(table)
+    app.table(ddl)
+
+    @app.procedure(writes=[table])
+    def fill(txn: Any) -> None:
+        for row in rows:
+            txn.insert(table, row)
+
+    with tidegate.open(app) as engine:
+        engine.call("fill")
+        engine.checkpoint()
+        with ReplicaProcess(engine, Limits(timeout_s=60, refresh_s=0.05), pg_port=0) as replica:
             yield Shop(engine, replica)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from tidegate.storage.database import Database
 from tidegate.storage.ddl import Scratch
-from tidegate.storage.readers import PartitionReader, Reader
+from tidegate.storage.readers import CompositeReader, PartitionReader, Reader
 from tidegate.storage.schema import Relation, Row, TableSchema
 from tidegate.storage.sql.rows import Rows
 from tidegate.storage.sql.statements import Statement, prepare
@@ -59,10 +59,15 @@ class Store:
     def view(self, position: int | None = None, by_key: Any = None, **options: Any) -> SeededView:
         if position is None:
             self.position = position = self.position + 1
-        kind = Reader if by_key is None else PartitionReader
-        access = {name: kind(table, write=True) for name, table in self.database.tables.items()}
+        access = {name: self._reader(name, by_key) for name in self.tables}
         partitions = None if by_key is None else dict.fromkeys(self.tables, by_key)
         return SeededView(self.database, position, access, partitions=partitions, **options)
+
+    def _reader(self, name: str, by_key: Any) -> Reader:
+        table = self.database.tables[name]
+        if by_key is None:
+            return Reader(table, write=True)
+        return (PartitionReader if len(table.schema.partition_by) == 1 else CompositeReader)(table, write=True)
 
     def prepare(self, sql: Any, compiled: bool = True) -> Statement:
         return prepare(sql, self.tables, self.relations, self.scratch, _compile=compiled)

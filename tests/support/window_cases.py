@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import naive
 from hypothesis import strategies as st
 
+from tidegate.storage.column_rows import ColumnRows
 from tidegate.storage.schema import Column, Relation
 from tidegate.storage.types import column_type
 from tidegate.streams.windows import WindowSpec, open_state, window
@@ -196,11 +197,17 @@ def by_definition(spec: WindowSpec, batches: Batches) -> Ran:
     return Ran([plain(window) for window in outcome.fired], list(map(repr, outcome.late)))
 
 
+def in_forms(relation: Relation, batches: Sequence[Sequence[Any]]) -> list[Any]:
+    """Every other batch as columns, so that each test runs over both forms and their mixtures."""
+    return [rows if place % 2 else ColumnRows.of_rows(relation, rows) for place, rows in enumerate(batches)]
+
+
 def run(state: Any, batches: Batches) -> Ran:
     """Push batches into a state, committing each."""
     ran = Ran([], [])
-    for rows, now_us in batches:
-        slide = state.slide(rows, now_us)
+    forms = in_forms(state.relation, [batch[0] for batch in batches])
+    for rows, batch in zip(forms, batches, strict=True):
+        slide = state.slide(rows, *batch[1:])
         ran.fired.extend(plain(w) for w in slide.windows)
         ran.late.extend(map(repr, slide.late))
         slide.commit()
@@ -215,7 +222,8 @@ def results(spec: WindowSpec, batches: Batches, relation: Relation = EVENTS) -> 
     """The results of a window with compute=."""
     state = open_state(spec, relation)
     found: list[Any] = []
-    for rows, now_us in batches:
+    forms = in_forms(relation, [rows for rows, _ in batches])
+    for rows, (_, now_us) in zip(forms, batches, strict=True):
         slide = state.slide(rows, now_us)
         found.extend(slide.results)
         slide.commit()

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from typing import Any
 from zlib import crc32
 
 import pytest
 
 from tidegate.dataflows.app import App
+from tidegate.dataflows.definitions import partition
 from tidegate.storage.versions import VersionedTable
 from tidegate.streams.batch import Batch
 from tidegate.testing.simulation.run import world
@@ -20,8 +22,22 @@ from tidegate.txn.execution import Execution
 from tidegate.txn.locks import LowWaterMarks, TwoPhaseLocks
 from tidegate.txn.scheduler import Scheduler
 
-TABLES = ("plain", "named", "bounded")
-KEY = 1  # every table holds one row: tables are the items
+TABLES = ("plain", "named", "bounded", "parts")
+PARTITIONS = 4  # of the last table; the others hold one row
+
+Item = tuple[str, int | None]  # a table, or one partition of it
+
+
+def overlap(some: set[Item], others: set[Item]) -> bool:
+    """Is an item of one in the other, where a table is all of its partitions?"""
+    return any(t == u and (p == q or p is None or q is None) for t, p in some for u, q in others)
+
+
+def rows_of(items: set[Item]) -> list[tuple[str, int]]:
+    """The rows that are in these items: each table, or partition, holds one."""
+    found = {(t, p if p is not None else 0) for t, p in items if t != "parts" or p is not None}
+    found |= {(t, k) for t, p in items if t == "parts" and p is None for k in range(PARTITIONS)}
+    return sorted(found)
 
 
 @dataclass
@@ -29,10 +45,12 @@ class Model:
     """Intents and versions, nothing ever forgotten, nothing ever computed ahead."""
 
     two_phase: bool
-    intents: dict[int, tuple[str, set[str], set[str]]] = field(default_factory=dict)  # position -> unit, reads, writes
+    intents: dict[int, tuple[str, set[Item], set[Item]]] = field(
+        default_factory=dict
+    )  # position -> unit, reads, writes
     arrived: set[int] = field(default_factory=set)  # positions whose input is there
     running: set[int] = field(default_factory=set)
-    versions: list[tuple[int, str, int]] = field(default_factory=list)
+    versions: list[tuple[int, str, int, int]] = field(default_factory=list)  # position, table, row, value
 
     def may_run(self) -> set[int]:
         return {at for at in self.arrived - self.running if self.granted(at)}
@@ -40,18 +58,29 @@ class Model:
     def granted(self, at: int) -> bool:
         unit, reads, writes = self.intents[at]
         for other, (name, other_reads, other_writes) in self.intents.items():
-            if other < at and (name == unit or other_writes & (reads | writes)):
+            if other < at and (name == unit or overlap(other_writes, reads | writes)):
                 return False
-            if other < at and self.two_phase and other_reads & writes:
+            if other < at and self.two_phase and overlap(other_reads, writes):
                 return False
         return True
 
-    def read(self, table: str, at: int) -> int:
-        return max(((p, value) for p, name, value in self.versions if name == table and p < at), default=(0, 0))[1]
+    def read(self, table: str, row: int, at: int) -> int:
+        visible = ((p, value) for p, *where, value in self.versions if where == [table, row] and p < at)
+        return max(visible, default=(0, 0))[1]
+
+
+def key_of(table: str, row: int) -> Any:
+    return (row, 1) if table == "parts" else 1
+
+
+def value_of(table: str, row: Any) -> int:
+    return int(row[2 if table == "parts" else 1])
 
 
 def random_flows(rng: random.Random) -> App:
-    """One to three chains of one to three procedures over three tables, some of them nested."""
+    """One to three chains of one to three procedures over four tables, some of them nested. Of the last table most work on
+    the partitions that the rows of the border batch name.
+    """
     app = world().app()
     for flow in range(rng.randint(1, 3)):
         names = []
@@ -67,6 +96,9 @@ def random_flows(rng: random.Random) -> App:
             names.append(body.__name__)
             reads = [table for table in TABLES if rng.random() < 0.4]
             writes = [table for table in TABLES if rng.random() < 0.35]
+            if rng.random() < 0.75:
+                named = partition("parts", by=[f"s{flow * 4}.k", f"s{flow * 4}.j"])
+                reads, writes = ([named if t == "parts" else t for t in tables] for tables in (reads, writes))
             inputs, outputs = f"s{flow * 4 + i}", f"s{flow * 4 + i + 1}"
             app.procedure(inputs=inputs, outputs=outputs, reads=reads, writes=writes)(body)
         if length > 1 and rng.random() < 0.4:
@@ -94,40 +126,50 @@ class Pair:
         stream = self.rng.choice(list(self.caused_by))
         self.sequence += 1
         self.batch_ids[stream] += 1
-        batch = Batch(self.app.streams[stream].relation, self.batch_ids[stream], ((0, self.sequence),))
+        pick = self.rng.randrange
+        rows = tuple((pick(PARTITIONS), 0, self.rng.choice([None, *range(PARTITIONS)])) for _ in range(pick(1, 3)))
+        batch = Batch(self.app.streams[stream].relation, self.batch_ids[stream], rows)
+        partitions = {value for k, _, j in rows for value in (k, j) if value is not None}
         for execution in self.scheduler.admit(self.sequence, batch):
-            access = execution.unit.access
-            reads, writes = ({a.table for a in access if a.write is write} for write in (False, True))
-            self.model.intents[execution.position] = (execution.unit.name, reads, writes)
+            items: dict[bool, set[Item]] = {False: set(), True: set()}
+            for a in execution.unit.access:
+                items[a.write] |= {(a.table, p) for p in partitions} if a.restricted else {(a.table, None)}
+            self.model.intents[execution.position] = (execution.unit.name, items[False], items[True])
             if stream in execution.unit.inputs:
                 self.model.arrived.add(execution.position)
 
     def start(self, execution: Execution) -> None:
-        """Run the body: every table declared is read, here and in the model."""
+        """Run the body: every row that may be read is read, here and in the model."""
         self.scheduler.take(execution)
         self.model.running.add(execution.position)
         seen = []
-        for access in execution.unit.access:
-            row = self.tables[access.table].read(KEY, execution.position)
-            seen.append(0 if row is None else row[1])
-            assert seen[-1] == self.model.read(access.table, execution.position), f"{execution} reads {access.table}"
+        _, reads, writes = self.model.intents[execution.position]
+        for table, number in rows_of(reads | writes):
+            row = self.tables[table].read(key_of(table, number), execution.position)
+            seen.append(0 if row is None else value_of(table, row))
+            assert seen[-1] == self.model.read(table, number, execution.position), f"{execution} reads {table}"
         self.running[execution] = crc32(repr((execution.position, seen)).encode())
 
     def finish(self, execution: Execution) -> None:
         number, at = self.running.pop(execution), execution.position
         aborted, emits = number % 7 == 0, number % 3 > 0
         keep_older = (oldest := self.scheduler.oldest()) is not None and oldest < at
-        for access in execution.unit.access if not aborted else ():
-            if access.write:
-                value = crc32(access.table.encode(), number)
-                table = self.tables[access.table]
-                table.commit({KEY: table.schema.row._make((KEY, value, None, None))}, at, self.sequence, keep_older)
-                self.model.versions.append((at, access.table, value))
+        _, _, writes = self.model.intents[at]
+        for name in sorted({name for name, _ in writes}) if not aborted else ():
+            changed = {}
+            for _, which in rows_of({item for item in writes if item[0] == name}):
+                value = crc32(f"{name} {which}".encode(), number)
+                key = key_of(name, which)
+                changed[key] = self.tables[name].schema.row._make(
+                    (*((key,) if isinstance(key, int) else key), value, None, None)
+                )
+                self.model.versions.append((at, name, which, value))
+            self.tables[name].commit(changed, at, self.sequence, keep_older)
         relation = self.app.streams["s0"].relation
         outputs = {}
         for name in execution.unit.outputs if emits and not aborted else ():
             outputs[name] = Batch(
-                self.app.streams[name].relation, execution.batch_id, (relation.row._make((0, number)),)
+                self.app.streams[name].relation, execution.batch_id, (relation.row._make((0, number, None)),)
             )
         self.end(execution, set(outputs))
         self.scheduler.finish(execution, outputs)
@@ -171,6 +213,6 @@ def test_what_may_run_and_what_is_read_agree_with_the_model(start, two_phase):
             pass
         assert pair.scheduler.idle
         assert not pair.model.intents
-        for name, table in pair.tables.items():
-            row = table.newest(KEY)
-            assert (0 if row is None else row[1]) == pair.model.read(name, 1 << 60)
+        for name, which in rows_of({(name, None) for name in TABLES}):
+            row = pair.tables[name].newest(key_of(name, which))
+            assert (0 if row is None else value_of(name, row)) == pair.model.read(name, which, 1 << 60)

@@ -296,14 +296,15 @@ def test_a_halted_dataflow_lets_go_of_its_locks_and_others_go_on() -> None:
 
 @pytest.mark.parametrize("started", [False, True])
 def test_a_halt_puts_nothing_aside_that_was_open_when_its_state_was_saved(started: bool) -> None:
-    bench = Bench("a answer", "p: a > x | t", "q: x answer | t", nested=("p q",), keyed=True)
-    unit = bench.graph.units[0]
+    bench = Bench("a answer", "p: a > x | t", "q: x answer | t", "r: a | u", nested=("p q",), keyed=True)
+    unit = next(unit for unit in bench.graph.units if unit.nested)
     inputs: Inputs = {"a": bench.batch("a", 1, 7)}
     opened = bench.scheduler.readmit(unit, position(1, 0), 7, 1, inputs, set(), 1, started)
     bench.sequence = 1
-    (other,) = bench.push("a", 1, 8)
-    bench.scheduler.reconsider([opened], {}, [])
-    assert bench.scheduler.halt(bench.scheduler.take(other)) == ([] if started else [opened.position])
+    other = next(e for e in bench.push("a", 2, 7) if e.unit.name == "r")
+    bench.scheduler.reconsider([opened], [], [])
+    parked = bench.scheduler.halt(bench.scheduler.take(other))
+    assert (opened.position in parked) is not started
     assert opened.state is (State.READY if started else State.PARKED)
 
 
@@ -319,7 +320,7 @@ def test_resuming_admits_again_in_the_old_order_at_new_positions() -> None:
         bench.sequence += 1
         return bench.sequence
 
-    bench.scheduler.resume("p", next_sequence)
+    bench.scheduler.resume([("p", None)], next_sequence)
     assert [describe(e.position) for e in (p, q, later)] == ["4.0", "4.1", "5.0"]
     assert bench.ready == ["r@3.0"], "what came in meanwhile stands in front now"
     bench.run(r)
@@ -329,14 +330,29 @@ def test_resuming_admits_again_in_the_old_order_at_new_positions() -> None:
 
 
 def test_a_parked_consumer_gets_the_batch_of_a_producer_that_was_running() -> None:
-    bench = Bench("b", "p: b > x", "q: x", keyed=True)
-    p1, _ = bench.push("b", 1, key=1)
+    bench = Bench("b", "p: b > x", "q: x", "r: b", keyed=True)
+    p, q, r = sorted(bench.push("b", 1, key=1), key=lambda e: e.unit.name)
+    bench.scheduler.take(p)
+    bench.scheduler.take(r)
+    bench.scheduler.halt(r)
+    bench.finish(p, "x")
+    assert (q.state, q.missing) == (State.PARKED, set())
+
+
+def test_a_halt_of_one_key_parks_that_key_alone_and_gives_up_its_intents() -> None:
+    bench = Bench("b", "p: b > x | t", "q: x | t", keyed=True)
+    p1, q1 = bench.push("b", 1, key=1)
     p2, q2 = bench.push("b", 1, key=2)
-    bench.scheduler.take(p1)
-    bench.scheduler.take(p2)
-    bench.scheduler.halt(p1)
-    bench.finish(p2, "x")
-    assert (q2.state, q2.missing) == (State.PARKED, set())
+    bench.scheduler.halt(bench.scheduler.take(p1))
+    assert {e.state for e in (p1, q1)} == {State.PARKED}
+    assert bench.ready == [f"p@{describe(p2.position)}"]
+    bench.run(p2, "x")
+    bench.run(q2)
+    (later, _) = bench.push("b", 2, key=1)
+    assert later.state is State.PARKED
+    bench.scheduler.resume([("p", 1)], bench.next_sequence, skip=True)
+    assert (p1.state, q1.state) == (State.WITHDRAWN, State.WITHDRAWN)
+    assert bench.ready == [f"p@{describe(later.position)}"]
 
 
 def test_finishing_in_any_order_leaves_nothing_behind() -> None:
@@ -421,7 +437,7 @@ def test_what_is_kept_at_hand_is_what_a_look_through_all_finds(seed: int) -> Non
         elif step == "halt" and running and not scheduler.halted:
             scheduler.halt(running.pop())
         elif step == "resume" and scheduler.halted:
-            scheduler.resume(next(iter(scheduler.halted)), bench.next_sequence)
+            scheduler.resume([next(iter(scheduler.halted))], bench.next_sequence)
         live = scheduler.live
         for table in "tu":
             having = sorted(at for at, e in live.items() if any(i.table == table for i in (*e.reads, *e.writes)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -28,6 +30,7 @@ def crash_test(
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Workloads to run, each killed one to three times.")] = 24,
     seed: Annotated[int, typer.Option(help="The first round's seed.")] = 0,
+    upgrades: Annotated[bool, typer.Option(help="Instead: the app is changed between kills.")] = False,
     as_json: Json = False,
 ) -> None:
     """Kill an engine at random moments and at named crash points: nothing acknowledged may be lost, doubled or different.
@@ -36,11 +39,17 @@ def crash_test(
 
     Example: tidegate crash-test shop.py:app --rounds 10 --seed 7
 
+    Example: tidegate crash-test --upgrades --rounds 20
+
     The work is rows made from the schemas of APP's border streams, or what crash_workload(seed) beside it returns: a list
     of tidegate.testing.Push (with batch_id) and Call.
     """
     from tidegate.testing.crashes import crash_test as run
     from tidegate.testing.crashes import facts
+
+    if upgrades:
+        _crash_upgrades(address, rounds, seed, as_json)
+        return
 
     columns = (TextColumn("rounds"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=told, transient=True) as bar:
@@ -61,6 +70,21 @@ def crash_test(
         print_facts(found)
     if not summary.sound:
         raise typer.Exit(1)
+
+
+def _crash_upgrades(address: str | None, rounds: int, seed: int, as_json: bool) -> None:
+    from tidegate.testing.upgrade_crashes import crash_upgrades
+
+    if address is not None:
+        raise typer.BadParameter("--upgrades changes an app of its own; leave out APP")
+    folder = Path(tempfile.mkdtemp(prefix="tidegate-upgrades-"))
+    counts, failures = crash_upgrades(rounds, seed, folder)
+    for failure in failures:
+        told.print(failure, markup=False)
+    print_facts({**counts, "failures": len(failures)}, as_json)
+    if failures:
+        raise typer.Exit(1)
+    shutil.rmtree(folder)
 
 
 def soak(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def status(
-    url: Annotated[str, typer.Argument(envvar="TIDEGATE_URL", help="The server.")] = LOCAL,
+    url: Url = LOCAL,
     token: TokenOption = None,
     once: Annotated[bool, typer.Option("--once", help="Print it once instead of keeping it live.")] = False,
     every: Annotated[float, typer.Option(min=0.2, help="Seconds between updates.")] = 1.0,
@@ -27,7 +27,7 @@ def status(
 
     Example: tidegate status
 
-    Example: tidegate status http://127.0.0.1:8080 --once --json
+    Example: tidegate status --url http://127.0.0.1:8080 --once --json
 
     Exit code 1: a dataflow is halted, merges fail, or the log refuses new records.
     """

@@ -14,7 +14,22 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from tidegate.cli import backfill, connect, demo, killing, looking, measuring, serve, sql, work
+from tidegate.cli import (
+    backfill,
+    connect,
+    demo,
+    halts,
+    killing,
+    looking,
+    measuring,
+    new,
+    questions,
+    serve,
+    sql,
+    timing,
+    upgrading,
+    work,
+)
 from tidegate.cli.printing import console, measured, print_facts, told
 from tidegate.errors import TidegateError
 
@@ -35,18 +50,29 @@ for measure in (
     measuring.profile,
 ):
     bench.command(measure.__name__)(measure)
+app.command("new")(new.new)
 app.command("sql")(sql.sql)
 app.command("run")(work.run)
 app.command("serve")(serve.serve)
 app.command("push")(work.push)
 app.command("call")(work.call)
+app.command("advance")(timing.advance)
+app.command("finish")(timing.finish)
+app.command("questions")(questions.questions)
+app.command("answer")(questions.answer)
+app.command("reask")(questions.reask)
 app.command("backfill")(backfill.backfill)
 app.command("status")(looking.status)
+app.command("halted")(halts.halted)
+app.command("resume")(halts.resume)
+app.command("skip")(halts.skip)
+app.add_typer(halts.dead_letters_app, name="dead-letters")
 app.command("connect")(connect.connect)
 app.command("rebuild")(connect.rebuild)
 app.command("graph")(looking.graph)
 app.command("crash-test")(killing.crash_test)
 app.command("soak")(killing.soak)
+app.command("upgrade")(upgrading.upgrade)
 app.add_typer(serve.tokens_app, name="token")
 app.add_typer(demo.demo_app, name="demo")
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
@@ -114,7 +140,7 @@ def bench_windows(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Windows in batches through the window state, beside numpy, DuckDB and plain Python over all rows at once.
+    """Windows end to end, in large batches and row by row; the window state alone, beside numpy, DuckDB and plain Python.
 
     Example: tidegate bench windows --rows 2000000 --json
     """
@@ -234,20 +260,25 @@ def bench_report(
 def sim(
     seeds: Annotated[int, typer.Option(min=1, help="How many random apps and interleavings.")] = 1_000,
     start: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
+    upgrades: Annotated[bool, typer.Option(help="Instead: an app is changed at closes, merges and kills.")] = False,
     as_json: Json = False,
 ) -> None:
     """Check order: random apps under random interleavings must end like a serial run.
 
     Example: tidegate sim --seeds 10000
+
+    Example: tidegate sim --upgrades --seeds 500
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from tidegate.testing.simulation import simulate_parallel
+    from tidegate.testing.simulation.upgrades import upgrade_parallel
 
     columns = (TextColumn("seeds"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=told, transient=True) as bar:
         task = bar.add_task("seeds", total=seeds)
-        summary = simulate_parallel(range(start, start + seeds), progress=lambda s: bar.update(task, completed=s.seeds))
+        run = upgrade_parallel if upgrades else simulate_parallel
+        summary = run(range(start, start + seeds), progress=lambda s: bar.update(task, completed=s.seeds))
     for failure in summary.failures:
         told.print(failure.text, markup=False)
     facts = {**asdict(summary), "failures": [failure.seed for failure in summary.failures]}
@@ -280,11 +311,37 @@ def show_log(
             console.print(table(found))
 
 
+@app.command("repair")
+def repair_directory(
+    directory: Annotated[Path, typer.Argument(help="The engine's directory; no process may have it open.")],
+    skip: Annotated[int, typer.Option("--skip", metavar="RECORD", min=0, help="The LSN of the record to skip.")],
+    because: Annotated[str, typer.Option("--because", help="Why; kept in the log and with the dead letters.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Skip a record of the log that can't be replayed: its rows become dead letters, and nothing of it runs.
+
+    The skip is itself logged. Its batch-ids and offsets count as accepted, so no source sends the rows again.
+
+    Example: tidegate repair data --skip 81234 --because "the model never converges"
+    """
+    from tidegate.offline.repair import Repair
+
+    with Repair(directory) as repairing:
+        found = repairing.find(skip)
+        if not as_json:
+            print_facts(found.facts())
+        if not yes and not typer.confirm(f"Skip record {skip}? What it would have caused will not happen"):
+            raise typer.Exit(1)
+        at = repairing.skip(found, because)
+    facts = {"skipped": skip, "holds": found.what, "because": because, "logged_at": at}
+    print_facts(facts, as_json)
+
+
 @app.command()
 def verify(
     directory: Annotated[Path, typer.Argument(help="The engine's directory; no process may have it open.")],
     where: Annotated[str, typer.Option("--app", help="The app: package.module:app or file.py:app.")],
-    accept_changed: Annotated[bool, typer.Option(help="Re-execute even if procedures have changed since.")] = False,
     as_json: Json = False,
 ) -> None:
     """Re-execute the whole log and compare every table, window and emitted batch. Exit code 1: different.
@@ -295,7 +352,7 @@ def verify(
     from tidegate.offline.verify import verify as run
 
     with _progress("replaying") as progress:
-        found = run(load_app(where), directory, accept_changed=accept_changed, progress=progress)
+        found = run(load_app(where), directory, progress=progress)
     facts = {**asdict(found), "same": found.same}
     if not as_json:
         del facts["differences"]
@@ -360,13 +417,20 @@ def version(as_json: Json = False) -> None:
 
 
 @contextmanager
-def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar for long replays; calls give bytes done and bytes in all."""
-    from rich.progress import Progress
+def _progress(what: str) -> Iterator[Callable[[int, int, str], None]]:
+    """A progress bar for long replays; calls give bytes done, bytes in all, and what is at hand."""
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-    with Progress(console=told, transient=True) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    columns = (
+        TextColumn(what),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Progress(*columns, console=told, transient=True) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda done, total, doing: bar.update(task, completed=done, total=total, description=escape(doing))
 
 
 def _print_peers(variants: dict[str, Any], peers: dict[str, Any]) -> None:

@@ -72,12 +72,12 @@ def client_of(url: str, token: str | None) -> Client:
     return tidegate.connect(url, token, retry_s=0.0, verify=os.environ.get("TIDEGATE_CA") or True)
 
 
-def parsed(text: str, what: str) -> Any:
+def parsed(text: str, what: str, advice: str = "") -> Any:
     """JSON from the command line, or an error that says what was expected."""
     try:
         return json.loads(text)
     except ValueError as error:
-        raise TidegateError(f"{what} is not JSON ({error}): {text[:200]!r}") from None
+        raise TidegateError(f"{what} is not JSON ({error}): {text[:200]!r}{advice}") from None
 
 
 def need_server() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import logging
 import os
+import sys
 import tomllib
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tidegate.cli.printing import Json, console, need_server, print_json, told
+from tidegate.cli.upgrading import Drop
 from tidegate.errors import TidegateError
 from tidegate.guard.private import check_secret
 
@@ -49,7 +51,8 @@ def serve(
     rate: Annotated[float, typer.Option(min=1, help="Requests a second for each token.")] = 20_000,
     connections: Annotated[int, typer.Option(min=8, help="HTTP connections at a time.")] = 1_000,
     statement_limit: Annotated[int, typer.Option(min=1, help="Longest SQL text, in bytes.")] = 256 << 10,
-    accept_changed: Annotated[bool, typer.Option(help="Recover even if procedures have changed since.")] = False,
+    drop: Drop = None,
+    reload: Annotated[bool, typer.Option("--reload", help="Start again when a file of the app changes.")] = False,
     log_requests: Annotated[bool, typer.Option(help="Log every request.")] = False,
     json_logs: Annotated[bool, typer.Option("--json-logs", help="Log JSON, one object per line.")] = False,
     as_json: Json = False,
@@ -58,9 +61,15 @@ def serve(
 
     Example: tidegate serve shop.py:app --data data --port 8080 --pg-port 5433
 
+    Example: tidegate serve shop.py:app --data data --reload
+
     Example: tidegate serve shop.py:app --data data --host 0.0.0.0 --tokens tokens.toml --tls-cert c.pem --tls-key k.pem
     """
     need_server()
+    if reload:
+        from tidegate.cli.reloading import serve_again_and_again
+
+        serve_again_and_again(where, [argument for argument in sys.argv[1:] if argument != "--reload"])
     from tidegate.server.logs import set_up_logs
     from tidegate.server.serve import check_exposed
     from tidegate.server.settings import Settings
@@ -94,7 +103,7 @@ def serve(
         tables,
         pg_port,
         {"executor": executor, "workers": workers},
-        accept_changed,
+        {"drop": drop or ()},
         as_json,
     )
 
@@ -108,7 +117,7 @@ def _run(
     tables: dict[str, list[str]],
     pg_port: int | None,
     config: dict[str, Any],
-    accept_changed: bool,
+    opening: dict[str, Any],
     as_json: bool,
 ) -> None:
     """Open the engine, then the replica, then the server; close them in reverse order."""
@@ -120,7 +129,7 @@ def _run(
 
     with ExitStack() as stack:
         app = load_app(where)
-        engine = stack.enter_context(tidegate.open(app, data, accept_changed=accept_changed, **config))
+        engine = stack.enter_context(tidegate.open(app, data, **opening, **config))
         replica = start_replica(engine, settings, pg_port, passwords, tables)
         if replica is not None:
             stack.callback(replica.stop)
@@ -144,6 +153,7 @@ def _run(
         tracing = Tracing(app.name) if os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") else None
         if tracing is not None:
             stack.callback(tracing.close)
+        engine.start()
         run(engine, settings, known, replica, tracing=tracing, on_ready=ready)
 
 

@@ -9,11 +9,17 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from tidegate.cli.printing import LOCAL
 from tidegate.errors import TidegateError
 
 
 def sql(
-    target: Annotated[str, typer.Argument(help="A directory, postgresql://…, http://… or https://….")],
+    target: Annotated[
+        str,
+        typer.Argument(
+            envvar="TIDEGATE_URL", help="A directory, postgresql://…, or the http(s)://… of a server.", show_envvar=True
+        ),
+    ] = LOCAL,
     command: Annotated[str | None, typer.Option("-c", "--command", help="Run this query and exit.")] = None,
     app: Annotated[
         str | None, typer.Option("--app", help="For a directory: the app, to replay what is not merged yet.")
@@ -27,6 +33,8 @@ def sql(
     """Query with SQL: interactively, or with -c (or standard input) without prompts.
 
     A directory is read from a copy: an engine that has it open is not disturbed.
+
+    Example: tidegate sql
 
     Example: tidegate sql data
 

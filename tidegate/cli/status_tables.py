@@ -62,8 +62,13 @@ def _headline(now: Facts, before: Facts | None, seconds: float) -> RenderableTyp
         _fact("oldest", f"{now.get('oldest_unfinished_s') or 0:,.1f} s"),
         _fact("requests waiting", f"{now['requests_waiting']:,}"),
     )
+    aborted = sum(now["aborts"].values())
+    if before is not None and seconds > 0:
+        undone = f"{aborted:,}, {(aborted - sum(before['aborts'].values())) / seconds:,.0f} a second"
+    else:
+        undone = f"{aborted:,}"
     told.add_row(
-        _fact("aborted", f"{sum(now['aborts'].values()):,}"),
+        _fact("aborted", undone),
         _fact("dead letters", f"{now['dead_letters']:,}", "red" if now["dead_letters"] else ""),
         _fact("refused", f"{now['overloaded']:,}", "yellow" if now["overloaded"] else ""),
         _fact("unmerged", f"{now['unmerged_rows']:,} rows, merged {now['last_merge_age_s']:,.0f} s ago"),
@@ -76,8 +81,14 @@ def _headline(now: Facts, before: Facts | None, seconds: float) -> RenderableTyp
         lines.append(Text(why, "bold red"))
     if now["rows_set_aside"]:
         lines.append(Text(f"{now['rows_set_aside']:,} rows are set aside: the base refused them", "yellow"))
+    for one in now["running"]:
+        batch = "" if one["batch_id"] is None else f" on batch {one['batch_id']}"
+        told_s = f"{one['procedure']} has been running for {one['running_s']:,.0f} s{batch}"
+        lines.append(Text(f"{told_s}, at position {one['position']}", "yellow"))
     if now["halted"]:
-        lines.append(Text(f"HALTED: {', '.join(now['halted'])}; fix the cause, then resume", "bold red"))
+        lines.append(
+            Text(f"HALTED: {', '.join(now['halted'])}; see tidegate halted, then tidegate resume or skip", "bold red")
+        )
     return Panel(Group(*lines), title=f"[bold]{escape(now['app'])}[/]", title_align="left", border_style="dim")
 
 
@@ -99,8 +110,8 @@ def _log(log: Facts | None) -> Text:
         return Text("in memory: nothing is kept", "yellow")
     if not log["taking"]:
         return Text("THE LOG REFUSES NEW RECORDS: the disk is full, or a sync failed", "bold red")
-    behind = max(0, log["end"] - log["synced"])
-    return _fact("log", f"{log['end'] / 2**20:,.1f} MB, {behind:,} bytes not on disk, {log['syncs']:,} syncs")
+    unsynced = f", {log['unsynced']:,} bytes not on disk yet" if log["unsynced"] else ""
+    return _fact("log", f"{log['end'] / 2**20:,.1f} MB{unsynced}, {log['syncs']:,} syncs")
 
 
 def _pressure(count: int, capacity: int) -> str:

@@ -16,8 +16,9 @@ from tidegate.client import calls
 from tidegate.client.blocking import FIRST_PAUSE_S, LONGEST_PAUSE_S, POLL_S, unreachable
 from tidegate.client.calls import Answer, Call, Deduplicated, EventReader, Schemas
 from tidegate.client.following import PAUSE_S, SILENCE_S
+from tidegate.engine.fed import Fed
+from tidegate.engine.questions import Question
 from tidegate.engine.result import Result
-from tidegate.engine.system_views import Question
 from tidegate.errors import EngineClosed, Overloaded, QueryFailed, ServerError, StillWaiting, TidegateError
 from tidegate.forking import own
 from tidegate.storage.codec import from_json
@@ -188,17 +189,42 @@ class AsyncClient:
         original = (await self.schemas()).originals(stream, facts) if facts["original"] else []
         return AsyncTicket(self, facts, original)
 
-    async def feed(self, stream: str, rows: Iterable[Any], *, size: int = 1) -> int:
-        """Push many rows, ``size`` to a batch; returns the number of batches."""
-        batches = fed = 0
-        for call, count in calls.feeds(stream, rows, size):
+    async def feed(self, stream: str, rows: Iterable[Any], *, size: int = 1) -> Fed:
+        """Push many rows, ``size`` to a batch; returns how many were accepted and undone, or raises FeedHalted."""
+        fed = Fed()
+        for call in calls.feeds(stream, rows, size):
             try:
-                batches += (await self.send(call)).facts()["batches"]
+                fed += calls.fed((await self.send(call)).facts())
             except TidegateError as error:
-                error.fed = fed + getattr(error, "fed", 0)  # type: ignore[attr-defined]
+                error.fed = fed.rows + getattr(error, "fed", 0)  # type: ignore[attr-defined]
                 raise
-            fed += count
-        return batches
+        return fed
+
+    async def advance(
+        self, stream: str, to: Any, *, key: Any = None, batch_id: int | None = None, wait: bool = True
+    ) -> AsyncTicket:
+        """Say that no row before ``to`` will follow on a border stream; see :meth:`tidegate.Engine.advance`."""
+        return await self._pushed(calls.advance(stream, to, key, batch_id, wait), stream)
+
+    async def finish(self, stream: str | None = None, *, wait: bool = True) -> AsyncTicket:
+        """Say that nothing will follow on a border stream, or on any: all that waits for time fires."""
+        return AsyncTicket(self, (await self.send(calls.finish(stream, wait))).facts(), [])
+
+    async def halted(self) -> list[dict[str, Any]]:
+        """What is halted: dataflow, key, error, trace, and the batch it stopped in front of."""
+        return list((await self.send(calls.get("/v1/halted"))).facts()["halted"])
+
+    async def resume(self, dataflow: str, *, key: Any = UNSET) -> None:
+        """Resume a halted dataflow, or one key of it."""
+        (await self.send(calls.continuing(dataflow, "resume", key))).facts()
+
+    async def skip(self, dataflow: str, *, key: Any = UNSET) -> None:
+        """Move the batch that a halted dataflow stopped in front of to the dead letters, and continue after it."""
+        (await self.send(calls.continuing(dataflow, "skip", key))).facts()
+
+    async def requeue(self, letter: str) -> AsyncTicket:
+        """Accept the batch of a dead letter again, as new work under a new id. ``letter``: its position."""
+        return AsyncTicket(self, (await self.send(calls.requeue(letter))).facts(), [])
 
     async def call(self, procedure: str | Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         """Call an OLTP procedure and return what it returns; raises what undid it."""
@@ -224,12 +250,16 @@ class AsyncClient:
         return (await self.schemas()).questions((await self.send(calls.get("/v1/questions"))).facts())
 
     async def answer(self, question: Question, **values: Any) -> AsyncTicket:
-        """Answer a question with a row of its stream; the key is filled in. NotAsked when it is not open, and
-        BatchError when it already has a different answer.
+        """Answer a question with a row of its stream; the key is filled in. QuestionChanged when it shows something else by
+        now, NotAsked when it is not open, and BatchError when it already has a different answer.
         """
         key = next(s for s in (await self.app())["streams"] if s["name"] == question.stream)["key"]
         row = values if key is None else {key: question.key, **values}
         return await self._pushed(calls.answer(question, row), question.stream)
+
+    async def reask(self, question: Question) -> None:
+        """Withdraw a question: what led to it runs again, with the code in force now, and asks anew."""
+        (await self.send(calls.reask(question))).facts()
 
     def subscribe(self, stream: str, *, cursor: str | None = None) -> AsyncSubscription:
         """Follow the batches committed to a stream from when iteration begins, or from a cursor."""

@@ -13,8 +13,9 @@ from msgspec import UNSET
 from tidegate.client import calls
 from tidegate.client.calls import Answer, Call, Schemas
 from tidegate.client.following import RemoteDurableSubscription, RemoteSubscription
+from tidegate.engine.fed import Fed
+from tidegate.engine.questions import Question
 from tidegate.engine.result import Result
-from tidegate.engine.system_views import Question
 from tidegate.errors import QueryFailed, ServerError, StillWaiting, TidegateError
 from tidegate.forking import own
 from tidegate.guard.addresses import without_secrets
@@ -117,24 +118,33 @@ class Client:
         call = calls.push(stream, rows, batch_id, source, offset, timeout_s, wait, after)
         return RemoteTicket(self, self.send(call).facts(), stream)
 
-    def feed(self, stream: str, rows: Iterable[Any], *, size: int = 1, **place: Any) -> int:
-        """Push many rows, ``size`` to a batch; returns the number of batches. The fast way in.
+    def feed(self, stream: str, rows: Iterable[Any], *, size: int = 1, **place: Any) -> Fed:
+        """Push many rows, ``size`` to a batch; returns how many were accepted and undone, or raises FeedHalted. The fast
+        way in.
 
         ``source``, ``offset``, ``after``: as in :meth:`push`; all rows go in one request, and are accepted together
         with the offset or not at all.
         """
         if "source" in place:
-            whole = self.send(calls.feed_whole(stream, rows, size, **place)).facts()
-            return int(whole["batches"])
-        batches = fed = 0
-        for call, count in calls.feeds(stream, rows, size):
+            return calls.fed(self.send(calls.feed_whole(stream, rows, size, **place)).facts())
+        fed = Fed()
+        for call in calls.feeds(stream, rows, size):
             try:
-                batches += self.send(call).facts()["batches"]
+                fed += calls.fed(self.send(call).facts())
             except TidegateError as error:
-                error.fed = fed + getattr(error, "fed", 0)  # type: ignore[attr-defined]
+                error.fed = fed.rows + getattr(error, "fed", 0)  # type: ignore[attr-defined]
                 raise
-            fed += count
-        return batches
+        return fed
+
+    def advance(
+        self, stream: str, to: Any, *, key: Any = None, batch_id: int | None = None, wait: bool = True
+    ) -> RemoteTicket:
+        """Say that no row before ``to`` will follow on a border stream; see :meth:`tidegate.Engine.advance`."""
+        return RemoteTicket(self, self.send(calls.advance(stream, to, key, batch_id, wait)).facts(), stream)
+
+    def finish(self, stream: str | None = None, *, wait: bool = True) -> RemoteTicket:
+        """Say that nothing will follow on a border stream, or on any: all that waits for time fires."""
+        return RemoteTicket(self, self.send(calls.finish(stream, wait)).facts(), stream or "")
 
     def call(self, procedure: str | Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         """Call an OLTP procedure and return what it returns; raises what undid it."""
@@ -149,9 +159,21 @@ class Client:
         """The offset that was pushed last for ``source``; None when there is none."""
         return from_json(self.send(calls.position(source)).facts()["offset"])
 
-    def resume(self, dataflow: str) -> None:
-        """Resume a halted dataflow."""
-        self.send(calls.post(f"/v1/dataflows/{quote(dataflow, '')}/resume")).facts()
+    def halted(self) -> list[dict[str, Any]]:
+        """What is halted: dataflow, key, error, trace, and the batch it stopped in front of."""
+        return list(self.send(calls.get("/v1/halted")).facts()["halted"])
+
+    def resume(self, dataflow: str, *, key: Any = UNSET) -> None:
+        """Resume a halted dataflow, or one key of it."""
+        self.send(calls.continuing(dataflow, "resume", key)).facts()
+
+    def skip(self, dataflow: str, *, key: Any = UNSET) -> None:
+        """Move the batch that a halted dataflow stopped in front of to the dead letters, and continue after it."""
+        self.send(calls.continuing(dataflow, "skip", key)).facts()
+
+    def requeue(self, letter: str) -> RemoteTicket:
+        """Accept the batch of a dead letter again, as new work under a new id. ``letter``: its position."""
+        return RemoteTicket(self, self.send(calls.requeue(letter)).facts())
 
     def checkpoint(self) -> None:
         """Fold everything committed into the base now."""
@@ -170,12 +192,16 @@ class Client:
         return self.schemas().questions(self.send(calls.get("/v1/questions")).facts())
 
     def answer(self, question: Question, **values: Any) -> RemoteTicket:
-        """Answer a question with a row of its stream; the key is filled in. NotAsked when it is not open, and
-        BatchError when it already has a different answer.
+        """Answer a question with a row of its stream; the key is filled in. QuestionChanged when it shows something else by
+        now, NotAsked when it is not open, and BatchError when it already has a different answer.
         """
         key = self.status_of_stream(question.stream)["key"]
         row = values if key is None else {key: question.key, **values}
         return RemoteTicket(self, self.send(calls.answer(question, row)).facts(), question.stream)
+
+    def reask(self, question: Question) -> None:
+        """Withdraw a question: what led to it runs again, with the code in force now, and asks anew."""
+        self.send(calls.reask(question)).facts()
 
     def status_of_stream(self, stream: str) -> dict[str, Any]:
         """How a stream was declared."""
@@ -254,12 +280,11 @@ class Client:
 
 def unreachable(url: str, call: Call, error: Exception) -> ServerError:
     """The error when no answer arrived."""
+    never_left = isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout))
     doubt = (
         ""
-        if call.again or call.method == "GET"
-        else (
-            ". It is not known whether the request was carried out; push with a batch_id to be able to repeat it safely"
-        )
+        if call.again or call.method == "GET" or never_left
+        else " It is not known whether the request was carried out; push with a batch_id to be able to repeat it safely."
     )
     told = str(error) or type(error).__name__
     return ServerError(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from itertools import islice
 from typing import Any
 from urllib.parse import quote
@@ -15,8 +15,9 @@ import pyarrow as pa
 from msgspec import UNSET
 
 from tidegate import errors
+from tidegate.engine.fed import Fed
+from tidegate.engine.questions import Question
 from tidegate.engine.result import Result
-from tidegate.engine.system_views import Question
 from tidegate.errors import DataError, NotAllowed, QueryFailed, ServerError, TidegateError
 from tidegate.storage.codec import from_json
 from tidegate.storage.types import ColumnType, column_type
@@ -114,11 +115,38 @@ def push(
     return Call("POST", path, query, body, again=again)
 
 
-def feed(stream: str, rows: list[Any], size: int) -> Iterator[tuple[Call, int]]:
-    """Requests for these rows, each small enough, with the number of rows in it."""
+def advance(stream: str, to: Any, key: Any, batch_id: int | None, wait: bool) -> Call:
+    told = to if isinstance(to, int) or not hasattr(to, "isoformat") else to.isoformat()
+    body = encode({"to": told, "key": key, "batch_id": batch_id})
+    path = f"/v1/streams/{quote(stream, '')}/advance"
+    return Call("POST", path, {"wait": "true" if wait else "false"}, body, again=batch_id is not None)
+
+
+def finish(stream: str | None, wait: bool) -> Call:
+    path = "/v1/finish" if stream is None else f"/v1/streams/{quote(stream, '')}/finish"
+    return Call("POST", path, {"wait": "true" if wait else "false"}, again=True)
+
+
+def continuing(dataflow: str, act: str, key: Any) -> Call:
+    """Resume or skip."""
+    query = {} if key is UNSET else {"key": str(key)}
+    return Call("POST", f"/v1/dataflows/{quote(dataflow, '')}/{act}", query)
+
+
+def requeue(letter: str) -> Call:
+    return Call("POST", f"/v1/dead_letters/{quote(letter, '')}/requeue")
+
+
+def fed(facts: Mapping[str, Any]) -> Fed:
+    """The answer to a feed."""
+    return Fed(**{field.name: facts[field.name] for field in fields(Fed)})
+
+
+def feed(stream: str, rows: list[Any], size: int) -> Iterator[Call]:
+    """Requests for these rows, each small enough."""
     body = encode(_rows(stream, rows))
     if len(body) <= FEED_BYTES or len(rows) <= size:
-        yield Call("POST", f"/v1/streams/{quote(stream, '')}/feed", {"size": size}, body), len(rows)
+        yield Call("POST", f"/v1/streams/{quote(stream, '')}/feed", {"size": size}, body)
         return
     half = max(len(rows) // 2 // size, 1) * size
     yield from feed(stream, rows[:half], size)
@@ -132,7 +160,7 @@ def feed_whole(stream: str, rows: Any, size: int, source: str, offset: Any = Non
     return Call("POST", f"/v1/streams/{quote(stream, '')}/feed", {"size": size}, body, again=after is not UNSET)
 
 
-def feeds(stream: str, rows: Iterable[Any], size: int) -> Iterator[tuple[Call, int]]:
+def feeds(stream: str, rows: Iterable[Any], size: int) -> Iterator[Call]:
     """Requests for any number of rows."""
     if type(size) is not int or size < 1:
         raise TidegateError(f"feed({stream!r}, …): size is a positive whole number of rows, got {size!r}")
@@ -161,6 +189,12 @@ def submit(
     return Call("POST", f"/v1/procedures/{quote(name, '')}", {"wait": "true" if wait else "false"}, encode(body))
 
 
+def submit_texts(procedure: str, arguments: Sequence[str], named: Mapping[str, str]) -> Call:
+    """A call with its arguments as typed: the server reads them by the procedure's annotations."""
+    body = encode({"arguments": list(arguments), "named": dict(named), "encoding": "text"})
+    return Call("POST", f"/v1/procedures/{quote(procedure, '')}", {"wait": "true"}, body)
+
+
 def query(
     sql: str, parameters: tuple[Any, ...], named: Mapping[str, Any], row_limit: int | None, as_of: int | None
 ) -> Call:
@@ -178,7 +212,12 @@ def answer(question: Question, row: Mapping[str, Any]) -> Call:
     """The answer to exactly this question."""
     path = f"/v1/questions/{quote(question.stream, '')}/{question.batch_id}"
     body = encode(_rows(question.stream, [row])[0])
-    return Call("POST", path, {"question": question.id}, body, again=True)
+    return Call("POST", path, {"question": question.id, "digest": question.digest}, body, again=True)
+
+
+def reask(question: Question) -> Call:
+    path = f"/v1/questions/{quote(question.stream, '')}/{question.batch_id}/reask"
+    return Call("POST", path, {"question": question.id, "digest": question.digest})
 
 
 def position(source: str) -> Call:

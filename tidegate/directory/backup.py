@@ -33,12 +33,26 @@ def backup_engine(engine: Engine, target: Path) -> None:
     partial = _begin(target)
     with engine.merger.paused():
         copy_base(engine.database.base.cursor(), partial / "base.duckdb")
+        _copy_upgrade(engine, partial / "generations")
         with engine.lock:
             engine.durable.sync()
             end = engine.durable.writer.synced
             names = engine.directory.files.names()
         _copy_log(engine.directory.path / "log", names, partial / "log", end)
     _finish(partial, target)
+
+
+def _copy_upgrade(engine: Engine, target: Path) -> None:
+    """If another version of the app wrote the beginning of the log, the base can't be rebuilt from the whole log: the copy
+    gets the generation from which this version can.
+    """
+    assert engine.directory is not None
+    assert engine.durable is not None
+    since = engine.durable.replayable_since
+    kept = min((generation for generation in engine.directory.generations() if generation.lsn >= since), default=None)
+    if since and kept is not None:
+        target.mkdir(mode=0o700)
+        shutil.copyfile(kept.path, target / kept.path.name)
 
 
 def backup_directory(path: Path, target: Path) -> None:

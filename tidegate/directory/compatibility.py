@@ -1,59 +1,81 @@
-"""Does this app fit that log? What a log says about the app that wrote it, and whether another may replay it."""
+"""Does this app fit that log? What was acknowledged is replayed only by the app that wrote it, or as it was recorded."""
 
 from __future__ import annotations
 
-import hashlib
-import inspect
-import textwrap
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence
 
 from tidegate.dataflows.app import App
+from tidegate.dataflows.fingerprint import difference, fingerprint, structural_difference, told_difference
 from tidegate.errors import RecoveryRefused
 from tidegate.txn.log.record import Segment
-
-
-def code_hashes(app: App) -> dict[str, str]:
-    """A fingerprint of every procedure's source: what a replay would run."""
-    return {name: code_hash(procedure.function) for name, procedure in app.procedures.items()}
-
-
-def code_hash(function: Callable[..., Any]) -> str:
-    try:
-        text = textwrap.dedent(inspect.getsource(function)).encode()
-    except (OSError, TypeError):
-        code = getattr(function, "__code__", None)
-        text = b"" if code is None else code.co_code + repr(code.co_names).encode()
-    return hashlib.blake2b(text, digest_size=8).hexdigest()
 
 
 def stream_columns(app: App) -> dict[str, list[list[str]]]:
     return {s.name: [[c.name, c.type.sql] for c in s.relation.columns] for s in app.streams.values()}
 
 
-def check_segment(app: App, segment: Segment, accept_changed: bool) -> None:
-    """Refuse to replay a log that this app could not have written, or whose procedures have changed since."""
-    if segment.app != app.name:
-        raise RecoveryRefused(f"the log belongs to app {segment.app!r}, not {app.name!r}; open it with the right app")
-    if segment.mode != app.recovery:
+def is_foreign(app: App, segment: Segment) -> bool:
+    """Is the log of this segment not this app's to replay?
+
+    In modes weak and strong it runs procedures again, so every difference counts. In mode effects what they did is in
+    the log: only what decides where it belongs counts, and windows, which slide again.
+    """
+    if segment.app != app.name or segment.mode != app.recovery:
+        return True
+    mine = fingerprint(app)
+    if segment.fingerprint["digest"] == mine["digest"]:
+        return False
+    return app.recovery != "effects" or bool(structural_difference(segment.fingerprint, mine))
+
+
+def check_segments(app: App, segments: Sequence[Segment], notes: Sequence[str]) -> None:
+    """Refuse to replay ``segments`` unless this app could have written them.
+
+    ``notes``: what was wrong with the directory, if that is why so much has to be replayed.
+    """
+    foreign = [segment for segment in segments if is_foreign(app, segment)]
+    if not foreign:
+        return
+    last = foreign[-1]
+    if last.app != app.name:
+        raise RecoveryRefused(f"the log belongs to app {last.app!r}, not {app.name!r}; open it with the right app")
+    changed = difference(last.fingerprint, fingerprint(app))
+    if len({segment.fingerprint["digest"] for segment in segments}) > 1:
         raise RecoveryRefused(
-            f"the log was written with recovery={segment.mode!r}, but the app now says {app.recovery!r}; open it once with "
-            f"the old mode and close it cleanly, then change the mode"
+            f"the log has to be replayed{_because(notes)}, but several versions of the app wrote it, and "
+            f"none of them may run what another did: {told_difference(changed)}. Put back base.duckdb, or the generation "
+            f"that was kept when the app was upgraded, or restore a backup; then open it again",
+            changed=changed,
         )
-    for stream, columns in segment.streams.items():
-        now = stream_columns(app).get(stream)
-        if now is None or now[: len(columns)] != columns:
-            raise RecoveryRefused(
-                f"stream {stream} was logged with columns {columns}, but the app has {now}; declare it as it was (columns may "
-                f"only be added at the end), or open the log with the old app and close it cleanly first",
-                stream=stream,
-            )
-    hashes = code_hashes(app)
-    changed = sorted(name for name, old in segment.procedures.items() if hashes.get(name) != old)
-    if changed and not accept_changed and segment.mode != "effects":
+    if last.mode != app.recovery:
         raise RecoveryRefused(
-            f"the log has to be replayed, but these procedures have changed since it was written: {', '.join(changed)}. "
-            f"Open it with the old code and close it cleanly, or accept that the new code runs (accept_changed=True, "
-            f"--accept-changed)",
+            f"the log was written with recovery={last.mode!r}, but the app now says {app.recovery!r}; open it once with "
+            f"the old mode and close it cleanly, then change the mode",
+            changed=changed,
+        )
+    version = last.fingerprint["version"]
+    raise RecoveryRefused(
+        f"the log has to be replayed{_because(notes)}, but the app has changed since it was written: "
+        f"{told_difference(changed)}. What was acknowledged is not run by other code. Open it with the app as it was"
+        f"{'' if version is None else f' (version {version})'} and close it cleanly, then open it with this one",
+        changed=changed,
+    )
+
+
+def _because(notes: Sequence[str]) -> str:
+    return f" ({'; '.join(notes)})" if notes else ""
+
+
+def check_recorded(app: App, segments: Sequence[Segment], ready: Sequence[str]) -> None:
+    """Mode effects: what another version accepted has been put in place as it was recorded. ``ready``: what has no
+    outcome in the log, and so would be run by this one.
+    """
+    other = [s.fingerprint for s in segments if s.fingerprint["digest"] != fingerprint(app)["digest"]]
+    if other and ready:
+        changed = difference(other[-1], fingerprint(app))
+        raise RecoveryRefused(
+            f"{len(ready)} accepted batches or calls ({', '.join(ready[:3])}) had not ended when the log was written, and the "
+            f"app has changed since: {told_difference(changed)}. What was acknowledged is not run by other code. Open it "
+            f"with the app as it was and close it cleanly, then open it with this one",
             changed=changed,
         )

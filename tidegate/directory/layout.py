@@ -42,6 +42,14 @@ def generation(path: Path) -> Generation:
     return Generation(int(number), int(lsn), path)
 
 
+def _unusable(path: Path, error: OSError) -> TidegateError:
+    return TidegateError(
+        f"{path} can't be used as the directory of an engine: {error.strerror}; give a directory that this user may create "
+        f"and write to",
+        path=path,
+    )
+
+
 class Directory:
     """Opened by one process at a time."""
 
@@ -52,7 +60,12 @@ class Directory:
             private_directory(path)
         except (FileExistsError, NotADirectoryError):
             raise TidegateError(f"{path} is a file; an engine needs a directory of its own", path=path) from None
-        self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise _unusable(path, error) from None
+        try:
+            self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise _unusable(path, error) from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -86,13 +99,14 @@ class Directory:
         return self.generations_path / f"{number:012d}-{lsn:020d}.duckdb"
 
     def sound_base(
-        self, identity: str | None, merges: int, oldest_lsn: int, end_lsn: int
+        self, identity: str | None, merges: int, oldest_lsn: int, end_lsn: int, since_lsn: int
     ) -> tuple[dict[str, Any], list[str]]:
         """Make sure that a sound base, recent enough for the log to be replayed from it, is in place.
 
         ``identity``: the directory of the log. ``merges``: the newest merge in the log. The kept log reaches from
-        ``oldest_lsn`` to ``end_lsn``. Returns the base's facts and what had to be done. Putting a base in place twice
-        is safe: the log is replayed from the LSN of the base.
+        ``oldest_lsn`` to ``end_lsn``; from ``since_lsn`` on this app may replay it: what is before was written by another
+        version, so a base is rebuilt from a generation after that, or not at all. Returns the base's facts and what had
+        to be done. Putting a base in place twice is safe: the log is replayed from the LSN of the base.
         """
         report: list[str] = []
         for kept in self.generations():
@@ -107,8 +121,10 @@ class Directory:
             self._put_aside(wal, report)
             meta = self._inspect(self.base, report)
         self._check_owner(self.base, meta, identity)
+        if meta is not None and self._is_behind_upgrade(meta, merges, since_lsn):
+            meta = None
         if meta is not None and int(meta.get("lsn", 0)) >= oldest_lsn:
-            if not meta and merges:
+            if not meta and merges and since_lsn == 0:
                 report.append("the base was rebuilt from the whole log")
             elif int(meta.get("merge", 0)) < merges:
                 report.append(
@@ -117,9 +133,32 @@ class Directory:
             return meta, report
         self._put_aside(self.base, report)
         self._put_aside(wal, report)
+        rebuilt = self._from_a_generation(max(oldest_lsn, since_lsn), report)
+        if rebuilt is not None:
+            return rebuilt, report
+        if oldest_lsn == 0:
+            if report and since_lsn == 0:
+                report.append("the base was rebuilt from the whole log")
+            return {}, report
+        upgraded = (
+            f", from LSN {since_lsn} on, where another version of the app ended," if since_lsn > oldest_lsn else ""
+        )
+        raise TidegateError(
+            f"{self.path}: neither the base nor a generation of it{upgraded} can be read, and the log begins later "
+            f"(LSN {oldest_lsn}); restore a backup. " + "; ".join(report),
+            path=self.path,
+        )
+
+    def _is_behind_upgrade(self, meta: dict[str, Any], merges: int, since_lsn: int) -> bool:
+        """Is the base gone, or an old one, while there is a generation that the app may start from?"""
+        old = int(meta.get("lsn", 0)) < since_lsn and int(meta.get("merge", 0)) < merges
+        return old and any(generation.lsn >= since_lsn for generation in self.generations())
+
+    def _from_a_generation(self, least_lsn: int, report: list[str]) -> dict[str, Any] | None:
+        """Make the newest sound generation that is not older than ``least_lsn`` the base; returns its facts."""
         for generation in self.generations():
             meta = self._inspect(generation.path, report)
-            if meta and int(meta["lsn"]) >= oldest_lsn:
+            if meta and int(meta["lsn"]) >= least_lsn:
                 partial = self.base.with_suffix(".partial")
                 shutil.copyfile(generation.path, partial)
                 partial.chmod(0o600)
@@ -127,16 +166,8 @@ class Directory:
                 partial.replace(self.base)
                 sync_directory(self.path)
                 report.append(f"the base was rebuilt from generation {generation.number} and the log since")
-                return meta, report
-        if oldest_lsn == 0:
-            if report:
-                report.append("the base was rebuilt from the whole log")
-            return {}, report
-        raise TidegateError(
-            f"{self.path}: neither the base nor a generation of it can be read, and the log begins later "
-            f"(LSN {oldest_lsn}); restore a backup. " + "; ".join(report),
-            path=self.path,
-        )
+                return meta
+        return None
 
     def _check_generation(self, kept: Generation, identity: str | None, oldest_lsn: int, end_lsn: int) -> None:
         """A generation is needed when the base is damaged, and the log is kept for it: check it while there is time."""

@@ -30,6 +30,7 @@ from tidegate.tuning import Turns
 from tidegate.txn.log.reader import begin_of
 from tidegate.txn.log.record import Checkpoint, Executed, Record
 from tidegate.txn.log.writer import LogWriter
+from tidegate.txn.shown import Shown, record_of
 from tidegate.txn.ticket import Ticket
 from tidegate.txn.transaction import Transaction
 
@@ -57,6 +58,9 @@ class DurableLog:
         self.mode: str = app.recovery
         self.merges = merges
         self._oldest = survey.oldest
+        self.replayable_since = survey.replayable_since(
+            app
+        )  # an LSN: before it another version of the app wrote the log
         self._generation_lsn = max((g.lsn for g in directory.generations()), default=survey.oldest)
         self._generation_due = False
         self._generation_bytes = config.generation_bytes
@@ -166,12 +170,17 @@ class DurableLog:
             emitted = {stream: list(batch.rows) for stream, batch in txn.emitted.items()}
             self.writer.append(Executed(txn.position, "committed", txn.procedure, writes=writes, emitted=emitted))
 
-    def ended(self, txn: Transaction, outcome: str, reason: str, parked: Iterable[int] = ()) -> None:
+    def ended(self, txn: Transaction, outcome: str, reason: str, parked: Iterable[int] = (), trace: str = "") -> None:
         """An execution was undone. An abort happens again when run again, so weak mode needs no record of it."""
         if outcome == "aborted" and self.mode == "weak":
             return
-        effects: dict[str, Any] = {"writes": {}, "emitted": {}} if self.mode == "effects" else {}
-        self.writer.append(Executed(txn.position, outcome, txn.procedure, reason, parked=list(parked), **effects))
+        facts: dict[str, Any] = {"parked": list(parked), "trace": trace, "attempts": txn.attempts}
+        if self.mode == "effects":
+            facts |= {"writes": {}, "emitted": {}}
+        self.writer.append(Executed(txn.position, outcome, txn.procedure, reason, **facts))
+
+    def asked(self, txn: Transaction, question: Shown) -> None:
+        self.writer.append(record_of(txn.position, question, txn.unit))
 
     def append(self, record: Record) -> int:
         return self.writer.append(record)

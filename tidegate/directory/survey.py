@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from tidegate.dataflows.app import App
-from tidegate.directory.compatibility import code_hashes, stream_columns
+from tidegate.dataflows.fingerprint import fingerprint
+from tidegate.directory.compatibility import is_foreign, stream_columns
 from tidegate.errors import LogDamaged, LogFailed
 from tidegate.txn.log.files import Files
 from tidegate.txn.log.reader import Cut, Entry, LogReader, begin_of
-from tidegate.txn.log.record import FORMAT, Checkpoint, Executed, Segment
+from tidegate.txn.log.record import FORMAT, Asked, Checkpoint, Executed, Segment, Skipped, Upgraded
 
 
 class Survey:
@@ -21,20 +22,28 @@ class Survey:
     and ``chain`` the crc32 of the last frame: what is written next continues from them. It reaches from ``oldest`` to
     ``end``, after which a tail may be ``cut``.
     ``segments``: the headers of segments with records to apply, each with the LSN of the last of them.
-    ``outcomes``: in mode weak, the records that say how an execution ended; there are few.
+    ``skipped``: what was deliberately skipped. ``upgrades``: where another version of the app began to write it.
+    ``outcomes``: in mode weak, the records that say how an execution ended, or that it asked; there are few.
     """
 
     def __init__(self, files: Files) -> None:
         reader = LogReader(files, survey=True)
         self.merges = 0
         self.outcomes: list[Entry] = []
+        self.skipped: list[Skipped] = []
+        self.upgrades: list[Upgraded] = []
         for entry in reader:
-            if entry.kind is Executed:
+            if entry.kind in (Executed, Asked):
                 self.outcomes.append(entry)
+                continue
+            record = entry.record
+            if isinstance(record, Skipped):
+                self.skipped.append(record)
             else:
-                record = entry.record
-                assert isinstance(record, Checkpoint)
+                assert isinstance(record, (Checkpoint, Upgraded))
                 self.merges = record.number
+                if isinstance(record, Upgraded):
+                    self.upgrades.append(record)
         self.segments: list[tuple[Segment, int]] = reader.applied
         self.last: Segment | None = reader.segment
         self.identity = None if self.last is None else self.last.directory
@@ -66,11 +75,29 @@ class Survey:
                 lsn=self.oldest,
             )
 
+    def since(self, lsn: int) -> list[Segment]:
+        """The headers of segments that a replay from ``lsn`` on applies records of."""
+        return [segment for segment, last in self.segments if last >= lsn]
+
+    def pending(self, meta: Mapping[str, Any]) -> bool:
+        """Are there records that a base with these facts does not hold?"""
+        return bool(self.since(int(meta.get("lsn", 0))))
+
+    def replayable_since(self, app: App) -> int:
+        """The LSN from which this app could have written all of the log: it may replay it from there on."""
+        return max((last + 1 for segment, last in self.segments if is_foreign(app, segment)), default=0)
+
+    def upgraded_at(self) -> int:
+        """The LSN from which one version of the app, the last one, wrote all of the log."""
+        digests = [(segment.fingerprint["digest"], last + 1) for segment, last in self.segments]
+        mine = None if self.last is None else self.last.fingerprint["digest"]
+        return max((end for digest, end in digests if digest != mine), default=0)
+
     def header(self, app: App) -> Segment:
         """The header of the segment that the log continues with."""
         number = 0 if self.last is None else self.last.number + 1
         identity = secrets.token_hex(8) if self.identity is None else self.identity
-        code, columns, opening = code_hashes(app), stream_columns(app), secrets.token_hex(8)
+        code, columns, opening = fingerprint(app), stream_columns(app), secrets.token_hex(8)
         return Segment(FORMAT, app.name, app.recovery, code, columns, identity, opening, number, self.end, self.chain)
 
 

@@ -2,7 +2,8 @@
 
 It consists of the sequence number, the batch-ids accepted on every border stream, window contents, aborts and dead
 letters, a fingerprint of what was emitted, and everything accepted but unfinished: executions that wait (for a person,
-a lock, a batch) with their inputs, and the old row versions that they may still read.
+a lock, a batch) with their inputs and what they had done when they asked, and the old row versions that they may still
+read.
 """
 
 from __future__ import annotations
@@ -13,25 +14,30 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from tidegate.dataflows.app import App
-from tidegate.errors import RecoveryRefused, TidegateError
+import msgspec
+
+from tidegate.dataflows.fingerprint import fingerprint
+from tidegate.directory.upgrading.declared import declared_facts
+from tidegate.errors import ProcedureFailed, RecoveryRefused
 from tidegate.storage.codec import from_json, to_json, widened
-from tidegate.storage.schema import TableSchema
 from tidegate.streams.batch import Batch
 from tidegate.streams.border import Sequence
-from tidegate.streams.windows.declare.declared import Declared
+from tidegate.streams.watermarks import NEVER
 from tidegate.txn.context import Context
 from tidegate.txn.entries import Call
-from tidegate.txn.execution import Execution
+from tidegate.txn.execution import Coming, Execution, Parts
 from tidegate.txn.journal import Abort, DeadLetter
+from tidegate.txn.kept import KeptRows
 from tidegate.txn.log.reader import OLDER
+from tidegate.txn.log.record import Asked
 from tidegate.txn.positions import sequence_of
+from tidegate.txn.shown import Shown, read_record, record_of
 from tidegate.txn.ticket import Ticket
 
 if TYPE_CHECKING:
     from tidegate.engine.engine import Engine
 
-FORMAT = 2
+FORMAT = 3
 
 
 def saved_state(engine: Engine, lsn: int) -> dict[str, Any]:
@@ -40,24 +46,31 @@ def saved_state(engine: Engine, lsn: int) -> dict[str, Any]:
         "format": FORMAT,
         "at": engine.clock.now().isoformat(),
         "app": engine.app.name,
+        "fingerprint": fingerprint(engine.app),
         "lsn": lsn,
         **({} if engine.durable is None else engine.durable.stands),
-        "schemas": {name: columns_of(schema) for name, schema in engine.app.tables.items()},
+        "declared": declared_facts(engine.graph),
         "offsets": {source: to_json(offset) for source, offset in engine.offsets.items()},
         "subscriptions": engine.outbox.saved(),
         "emitted": engine.runtime.emitted.save(),
         "sequence": engine.sequence,
         "borders": {
-            name: [[to_json(key), s.last, s.digests] for key, s in border.sequences.items()]
+            name: [[to_json(key), s.last, s.digests, s.mark] for key, s in border.sequences.items()]
             for name, border in engine.borders.items()
         },
+        "finished": [name for name, border in engine.borders.items() if border.finished],
+        "marks": [
+            [program.name, to_json(key), marks]
+            for program in engine.runtime.programs.values()
+            for key, marks in program.marks.items()
+        ],
         "windows": [
-            [program.name, name, to_json(key), _told_window(state.spec), base64.b64encode(state.save()).decode()]
+            [program.name, name, to_json(key), state.stands(), base64.b64encode(state.save()).decode()]
             for program in engine.runtime.programs.values()
             for name, states in program.windows.items()
             for key, state in states.items()
         ],
-        "aborts": [{**asdict(a), "at": a.at.isoformat()} for a in engine.journal.aborts],
+        "aborts": [_abort(abort) for abort in engine.journal.aborts],
         "dead_letters": [{**asdict(d), "at": d.at.isoformat()} for d in engine.journal.dead_letters],
         "unfinished": _unfinished(engine),
         "versions": {
@@ -84,7 +97,14 @@ def _unfinished(engine: Engine) -> dict[str, Any]:
                 "missing": sorted(e.missing),
                 "entry": e.entry,
                 "started": e.started,
+                "partitions": {table: to_json(list(values)) for table, values in e.partitions.items()},
+                **({"room": e.unit.room} if e.unit.divided else {}),
+                **({} if e.parts is None else {"parts": _parts(e.parts)}),
                 "time": e.context.time.isoformat(),
+                "shown": [
+                    msgspec.to_builtins(record_of(e.position, question, e.context.program))
+                    for question in e.context.shown
+                ],
             }
             for e in sorted(scheduler.waiting())
             if e.batch_id is not None
@@ -101,9 +121,16 @@ def _unfinished(engine: Engine) -> dict[str, Any]:
             if e.batch_id is None
         ],
         "parked": sorted(scheduler.parked),
-        "halted": {dataflow: e.position for dataflow, e in scheduler.halted.items()},
+        "halted": [[e.position, _failure(e)] for e in scheduler.halted.values()],
         "partial": [
-            [unit, to_json(key), batch_id, sorted(p.arrived), {s: _batch(b) for s, b in p.inputs.items()}]
+            [
+                unit,
+                to_json(key),
+                batch_id,
+                sorted(p.arrived),
+                {s: _batch(b) for s, b in p.inputs.items()},
+                [_batch(b) for b in p.named.values()],
+            ]
             for (unit, key), partials in scheduler.partial.items()
             for batch_id, p in partials.items()
         ],
@@ -111,12 +138,43 @@ def _unfinished(engine: Engine) -> dict[str, Any]:
     }
 
 
+def _parts(parts: Parts) -> dict[str, Any]:
+    """What is known of the keys of an execution that is still to be divided; "coming": what a key has is not."""
+    return {
+        stream: [[to_json(key), "coming" if isinstance(part, Coming) else _batch(part)] for key, part in by_key.items()]
+        for stream, by_key in parts.items()
+    }
+
+
+def _failure(execution: Execution) -> dict[str, Any] | None:
+    """Why a dataflow is halted in front of this execution."""
+    failure = execution.context.failure
+    if failure is None:
+        return None
+    return {
+        "message": str(failure),
+        "procedure": failure.procedure,
+        "attempts": failure.attempts,
+        "trace": failure.trace,
+    }
+
+
+def _abort(abort: Abort) -> dict[str, Any]:
+    rows = abort.rows
+    return {**vars(abort), "at": abort.at.isoformat(), "rows": [rows.text, rows.count, rows.truncated]}
+
+
 def _batch(batch: Batch | None) -> Any:
-    return None if batch is None else [batch.stream, batch.id, to_json(batch.key), to_json(list(batch.rows))]
+    if batch is None:
+        return None
+    return [batch.stream, batch.id, to_json(batch.key), to_json(list(batch.rows)), batch.watermark]
 
 
 def restore(engine: Engine, meta: Mapping[str, Any]) -> None:
-    """Bring a freshly opened engine to the state that was saved with its base; nothing to do for a new one."""
+    """Bring a freshly opened engine to the state that was saved with its base; nothing to do for a new one.
+
+    Everything named in it is declared: what was not has been carried over, or opening was refused, before.
+    """
     if not meta:
         return
     engine.acceptance.sequence = meta["sequence"]
@@ -124,12 +182,19 @@ def restore(engine: Engine, meta: Mapping[str, Any]) -> None:
     engine.outbox.restore(meta["subscriptions"])
     engine.runtime.emitted.restore(meta.get("emitted"), engine.sequence)
     for name, sequences in meta["borders"].items():
-        for key, last, digests in sequences if name in engine.borders else ():
+        for key, last, digests, *mark in sequences:
             sequence = engine.borders[name].sequences[from_json(key)] = Sequence()
             sequence.last = last
+            sequence.mark = mark[0] if mark else NEVER  # none: saved by a release that did not have them
             sequence.digests = {int(batch_id): digest for batch_id, digest in digests.items()}
+    for name in meta.get("finished", ()):
+        engine.borders[name].finished = True
+    for procedure, key, marks in meta.get("marks", ()):
+        engine.runtime.programs[procedure].marks[from_json(key)] = marks
     _restore_windows(engine, meta["windows"])
-    engine.journal.aborts.extend(Abort(**{**a, "at": dt.datetime.fromisoformat(a["at"])}) for a in meta["aborts"])
+    for saved in meta["aborts"]:
+        at, rows = dt.datetime.fromisoformat(saved["at"]), KeptRows.restored(*saved["rows"])
+        engine.journal.keep(Abort(**{**saved, "at": at, "rows": rows}))
     engine.journal.dead_letters = [
         DeadLetter(**{**d, "at": dt.datetime.fromisoformat(d["at"])}) for d in meta["dead_letters"]
     ]
@@ -139,86 +204,27 @@ def restore(engine: Engine, meta: Mapping[str, Any]) -> None:
     _restore_unfinished(engine, meta["unfinished"])
 
 
-def columns_of(schema: TableSchema) -> list[list[Any]]:
-    return [[c.name, c.type.sql, c.nullable] for c in schema.columns] + [["PRIMARY KEY", *schema.primary_key]]
-
-
-def check_schemas(app: App, meta: Mapping[str, Any]) -> None:
-    """Refuse a directory whose tables were declared differently, except where the change is safe.
-
-    Safe: a new table, a new procedure, nullable columns added at the end of a table.
-    """
+def check_format(meta: Mapping[str, Any]) -> None:
     if meta and meta["format"] != FORMAT:
         raise RecoveryRefused(
             f"base.duckdb has format {meta['format']}, this tidegate reads format {FORMAT}; "
             + ("upgrade tidegate" if meta["format"] > FORMAT else OLDER)
         )
-    if meta and meta["app"] != app.name:
-        raise RecoveryRefused(
-            f"the directory belongs to app {meta['app']!r}, not {app.name!r}; open it with the right app"
-        )
-    for name, stored in meta.get("schemas", {}).items():
-        schema = app.tables.get(name)
-        if schema is None:
-            raise RecoveryRefused(
-                f"table {name} is stored, but the app no longer declares it; declare it again (its data would be lost)",
-                table=name,
-            )
-        declared = columns_of(schema)
-        added = declared[len(stored) - 1 : -1]
-        same = stored[:-1] == declared[: len(stored) - 1] and stored[-1] == declared[-1]
-        if not same or not all(nullable for _, _, nullable in added):
-            raise RecoveryRefused(
-                f"table {name} is stored as ({_told(stored)}), but declared as ({_told(declared)}). Adding nullable columns at "
-                f"the end is safe; for anything else declare a new table and copy the rows in a procedure",
-                table=name,
-            )
-
-
-def _told(columns: list[list[Any]]) -> str:
-    *plain, (_, *key) = columns
-    told = [f"{name} {kind}" + ("" if nullable else " NOT NULL") for name, kind, nullable in plain]
-    return ", ".join([*told, f"PRIMARY KEY ({', '.join(key)})"])
 
 
 def _restore_windows(engine: Engine, windows: list[Any]) -> None:
-    for procedure, name, key, was, saved in windows:
-        program = engine.runtime.programs.get(procedure)
-        if program is None or name not in program.windows:
-            continue
-        spec = program.window_spec(name)
-        if was != _told_window(spec):
-            raise RecoveryRefused(
-                f"window {name} of procedure {procedure} was declared as ({was}) and holds rows, but now it is declared as "
-                f"({_told_window(spec)}), which they do not fit. Declare it as it was, or give the changed window another "
-                f"name: it then begins empty"
-            )
-        program.window(name, from_json(key)).restore(base64.b64decode(saved))
-
-
-def _told_window(spec: Declared) -> str:
-    """What a window's contents depend on."""
-    if spec.plain:
-        return f"rows by {spec.kind}"  # its range and slide may change
-    return str(spec) if spec.compute is None else f"{spec} computing {spec.compute!r}"
+    """A window of which only is known where it stood begins anew."""
+    for procedure, name, key, stands, saved in windows:
+        state = engine.runtime.programs[procedure].window(name, from_json(key))
+        if saved is None:
+            state.begin_after(stands)
+        else:
+            state.restore(base64.b64decode(saved))
 
 
 def _restore_unfinished(engine: Engine, saved: Mapping[str, Any]) -> None:
     scheduler = engine.scheduler
     units = {unit.name: unit for unit in engine.graph.units}
-    for e in saved["executions"]:
-        if e["unit"] not in units or not set(e["inputs"]) <= set(engine.app.streams):
-            raise TidegateError(
-                f"{engine.database.base.path}: {e['unit']} still waits with batch {e['batch_id']}, but the app no longer has "
-                f"such a procedure or nested transaction on {', '.join(e['inputs'])}; declare it as it was, let it finish, "
-                f"then remove it"
-            )
-    for c in saved["calls"]:
-        if c["procedure"] not in engine.graph.oltp:
-            raise TidegateError(
-                f"{engine.database.base.path}: a call of {c['procedure']} still waits, but the app no longer has this "
-                f"procedure; declare it as it was, let it finish, then remove it"
-            )
     with engine.lock:
         readmitted = []
         work = [*saved["executions"], *saved["calls"]]
@@ -236,18 +242,41 @@ def _restore_unfinished(engine: Engine, saved: Mapping[str, Any]) -> None:
                 set(e["missing"]),
                 e.get("entry", sequence_of(e["position"])),
                 e["started"],
+                {table: dict.fromkeys(from_json(values)) for table, values in e["partitions"].items()},
+                _restored_parts(engine, e["parts"]) if "parts" in e else None,
             )
             unit, time = engine.runtime.units[e["unit"]], dt.datetime.fromisoformat(e["time"])
             execution.context = Context(unit, time, Ticket(engine.teller))
+            execution.context.shown = _restored_questions(engine, execution, e["shown"])
             readmitted.append(execution)
-        for unit, key, batch_id, arrived, inputs in saved["partial"]:
-            scheduler.restore_partial(
-                unit, from_json(key), batch_id, set(arrived), {s: _restored(engine, b) for s, b in inputs.items()}
-            )
+        for unit, key, batch_id, arrived, inputs, named in saved["partial"]:
+            own = {s: _restored(engine, b) for s, b in inputs.items()}
+            others = {b.stream: b for b in (_restored(engine, b) for b in named)}
+            scheduler.restore_partial(unit, from_json(key), batch_id, set(arrived), own, others)
         for batches in saved["early"]:
             for batch in batches:
                 scheduler.restore_early(_restored(engine, batch))
-        scheduler.reconsider(readmitted, saved["halted"], saved["parked"])
+        for at, failure in saved["halted"]:
+            scheduler.live[at].context.failure = None if failure is None else ProcedureFailed(**failure)
+        scheduler.reconsider(readmitted, [at for at, _ in saved["halted"]], saved["parked"])
+        for execution in readmitted:
+            last = execution.context.shown[-1] if execution.context.shown else None
+            if last is not None and last.point is not None:
+                scheduler.restore_suspended(execution, last.stream)
+
+
+def _restored_parts(engine: Engine, saved: Mapping[str, Any]) -> Parts:
+    return {
+        stream: {from_json(key): Coming.COMING if part == "coming" else _restored(engine, part) for key, part in by_key}
+        for stream, by_key in saved.items()
+    }
+
+
+def _restored_questions(engine: Engine, execution: Execution, saved: list[Any]) -> tuple[Shown, ...]:
+    """The questions it had asked. Their deadlines begin again."""
+    unit, now = execution.context.program, engine.clock.monotonic()
+    records = [msgspec.convert(record, Asked) for record in saved]
+    return tuple(read_record(record, unit, execution.batch_id, execution.key, now) for record in records)
 
 
 def _readmitted_call(engine: Engine, call: Mapping[str, Any]) -> Execution:
@@ -262,6 +291,7 @@ def _readmitted_call(engine: Engine, call: Mapping[str, Any]) -> Execution:
 def _restored(engine: Engine, saved: Any) -> Any:
     if saved is None:
         return None
-    stream, batch_id, key, rows = saved
+    stream, batch_id, key, rows, *watermark = saved
     relation = engine.app.streams[stream].relation
-    return Batch(relation, batch_id, tuple(widened(relation, from_json(row)) for row in rows), from_json(key))
+    kept = tuple(widened(relation, from_json(row)) for row in rows)
+    return Batch(relation, batch_id, kept, from_json(key), *watermark)

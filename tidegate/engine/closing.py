@@ -10,18 +10,19 @@ The stack tells whether it is called from inside: a closing engine has time for 
 
 from __future__ import annotations
 
+import atexit
 import logging
+import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+import weakref
 from contextlib import ExitStack
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from tidegate.errors import EngineClosed, TidegateError
 from tidegate.outside.ingestion import close_ingestions
-from tidegate.storage.halfway import Halfway
 
 if TYPE_CHECKING:
     from tidegate.engine.engine import Engine
@@ -29,6 +30,27 @@ if TYPE_CHECKING:
 log = logging.getLogger("tidegate")
 
 LOOK_S = 0.005  # between two checks whether the work has ended
+
+_open: weakref.WeakSet[Engine] = weakref.WeakSet()  # engines of this process that are not closed yet
+os.register_at_fork(after_in_child=_open.clear)
+
+
+def close_at_exit(engine: Engine) -> None:
+    """Should nobody close it, it is closed when the interpreter exits."""
+    _open.add(engine)
+
+
+@atexit.register
+def _close_what_is_open() -> None:
+    for engine in [engine for engine in _open if not engine.closed]:
+        log.warning(
+            "the engine of %s is still open as the process exits, and is closed now; open it in a with block, or call close()",
+            engine.app.name,
+        )
+        try:
+            engine.close()
+        except Exception as error:
+            log.error("closing the engine of %s failed: %s", engine.app.name, error)
 
 
 def close_engine(engine: Engine) -> None:
@@ -82,6 +104,8 @@ def let_go(engine: Engine) -> None:
     with ExitStack() as stack:
         stack.callback(engine.teller.close)
         stack.callback(engine.untune)
+        if hasattr(engine, "lookout"):
+            stack.callback(engine.lookout.close)
         if engine.directory is not None:
             stack.callback(engine.directory.close)
         if hasattr(engine, "database"):
@@ -92,21 +116,11 @@ def let_go(engine: Engine) -> None:
             stack.callback(engine.merger.end)
 
 
-class Noticing:
-    """Around what may leave a step half done: tells waiters at once that the engine has stopped."""
-
-    def __init__(self, halfway: Halfway, tell: Callable[[], None]) -> None:
-        self._halfway = halfway
-        self._tell = tell
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is not None and (self._halfway.through is not None or self._halfway.entering is not None):
-            self._tell()
+def stop_if_torn(engine: Engine) -> None:
+    """An exception came out of the engine's work: if it left a step half done, tell all waiters at once."""
+    if engine.halfway.through is not None or engine.halfway.entering is not None:
+        with engine.turn, engine.lock:  # another thread may be in the middle of a step
+            engine.executor.stop_if_torn()
 
 
 def _work_around(engine: Engine, frame: FrameType | None) -> FrameType | None:

@@ -20,19 +20,24 @@ from tidegate.dataflows.validation import unknown
 from tidegate.directory.backup import backup_engine
 from tidegate.directory.layout import Directory
 from tidegate.directory.log import DurableLog
-from tidegate.directory.survey import Survey, repair
+from tidegate.directory.upgrading.changes import Change
 from tidegate.engine import closing
 from tidegate.engine.acceptance import Acceptance
+from tidegate.engine.advancing import advance, finish
 from tidegate.engine.batcher import Batcher
-from tidegate.engine.checkpoint import check_schemas, restore
+from tidegate.engine.checkpoint import restore
+from tidegate.engine.connections import Started, keep_for_deliveries, start_declared
+from tidegate.engine.fed import Fed
 from tidegate.engine.feeding import Feeding
+from tidegate.engine.halts import Halted, continue_halted, halted, requeue
 from tidegate.engine.merging import Merger
-from tidegate.engine.opening import Progress, begin_log, keep_a_generation, recover
-from tidegate.engine.punctuation import punctuation_rows
+from tidegate.engine.opening import begin_log, checked_config, find_base, keep_upgrade, make_executor, recover
+from tidegate.engine.progress import Progress, unseen
 from tidegate.engine.queries import Queries
+from tidegate.engine.questions import Question, answer_rows, questions, reask
 from tidegate.engine.result import Result
-from tidegate.engine.system_views import Merge, Question, questions
-from tidegate.errors import AccessError, EngineClosed, LogFailed, TidegateError
+from tidegate.engine.system_views import Merge
+from tidegate.errors import AccessError, EngineClosed, LogFailed
 from tidegate.forking import own
 from tidegate.mutex import Rank, reentrant
 from tidegate.outside.delivery import Delivery, Sink, start_delivery
@@ -46,10 +51,9 @@ from tidegate.streams.windows.declare.durations import Duration
 from tidegate.streams.windows.evaluate.backends import Evaluation, start
 from tidegate.streams.windows.evaluate.plan import Plan
 from tidegate.txn.executors.base import Executor
-from tidegate.txn.executors.serial import SerialExecutor
-from tidegate.txn.executors.threads import ThreadExecutor
 from tidegate.txn.journal import Journal
 from tidegate.txn.repeating import Report
+from tidegate.txn.runaways import Lookout
 from tidegate.txn.runtime import Runtime
 from tidegate.txn.scheduler import Scheduler
 from tidegate.txn.teller import Teller
@@ -64,14 +68,17 @@ def open(
     *,
     config: Config | None = None,
     clock: Clock | None = None,
-    accept_changed: bool = False,
+    drop: Iterable[str] = (),
     progress: Progress | None = None,
     **settings: Any,
 ) -> Engine:
     """Run ``app``: in memory, or durably in the directory ``path``. Settings are the fields of :class:`Config`.
 
     A directory that was not closed cleanly is recovered first; ``engine.recovery`` says what was done, and
-    ``progress(done, total)`` is called meanwhile. ``accept_changed``: replay with procedures that have changed since.
+    ``progress(done, total, doing)`` is called meanwhile, from another thread, too. What another version of the app left
+    behind is never run by this one.
+    If the app has changed since, ``engine.upgraded`` says what became of what is stored. What it no longer declares is
+    refused, unless ``drop`` names it: tables, ``table.column``, ``procedure.window``, border streams, subscriptions.
 
     >>> app = App("hello")
     >>> _ = app.table("CREATE TABLE greeted (name VARCHAR PRIMARY KEY)")
@@ -85,13 +92,8 @@ def open(
     ...     engine.query("SELECT count(*) FROM greeted").scalar()
     2
     """
-    if config is not None and settings:
-        raise TidegateError(f"open() got both config= and {', '.join(settings)}; put all of them into the Config")
-    for name in settings:
-        if name not in Config.__dataclass_fields__:
-            raise unknown("open", "setting", name, Config.__dataclass_fields__)
-    chosen = config if config is not None else Config(**settings)
-    return Engine(app, path, chosen, clock or SystemClock(), accept_changed, progress or (lambda done, total: None))
+    chosen = checked_config(app, path, config, settings)
+    return Engine(app, path, chosen, clock or SystemClock(), progress or unseen, drop)
 
 
 class Engine:
@@ -103,8 +105,8 @@ class Engine:
         path: str | Path | None,
         config: Config,
         clock: Clock,
-        accept_changed: bool = False,
-        progress: Progress = lambda done, total: None,
+        progress: Progress = unseen,
+        drop: Iterable[str] = (),
     ) -> None:
         own(self)
         self.app = app
@@ -117,69 +119,60 @@ class Engine:
         self.batchers: set[Batcher] = set()
         self.ingestions: dict[str, Ingestion] = {}
         self.recovery = Report()
+        self.upgraded: list[Change] = []  # what has changed since the directory was last opened
         self.durable: DurableLog | None = None
         self.lock = reentrant(Rank.ENGINE)
         self.ending = threading.Lock()  # held while closing
         self.teller = Teller(self.wait)
         self.closed = False
         self.untune: Callable[[], None] = lambda: None
-        self.directory = None if path is None else Directory(Path(path))
+        self.directory = None if path is None else Directory(Path(path).expanduser())
         try:
-            self._open(accept_changed, progress)
+            self._open(progress, [drop] if isinstance(drop, str) else list(drop))
+            if self.directory is not None:
+                keep_for_deliveries(self)
         except BaseException:
             closing.let_go(self)
             raise
+        closing.close_at_exit(self)
 
-    def _open(self, accept_changed: bool, progress: Progress) -> None:
+    def _open(self, progress: Progress, drop: list[str]) -> None:
         """Restore what is on disk, replay the log since, and start working."""
         meta: Mapping[str, Any] = {}
         notes: list[str] = []
-        survey = None if self.directory is None else Survey(self.directory.files)
-        if self.directory is not None and survey is not None:
-            repair(self.directory.files, survey)
-            meta, notes = self.directory.sound_base(survey.identity, survey.merges, survey.oldest, survey.end)
-            check_schemas(self.app, meta)
-            survey.check(meta)
+        survey = None
+        if self.directory is not None:
+            survey, meta, notes = find_base(self, self.directory, drop)
         self.database = self._open_database(None if self.directory is None else self.directory.base)
         self.halfway = self.database.halfway
-        self.noticing = closing.Noticing(self.halfway, self._stop_if_torn)
         config = self.config
         evaluation = Evaluation(config.backend, config.spark, config.look_ahead, config.executor != "manual")
         self.runtime = Runtime(self.app, self.graph, self.database, evaluation)
         start([plan for program in self.runtime.programs.values() for plan in program.plans.values()])
+        self.lookout = Lookout(self.runtime, self.config.procedure_deadline_s)
         self.scheduler = Scheduler(self.graph)
-        self.parts = (
-            self.runtime,
-            self.scheduler,
-            self.journal,
-            self.clock,
-            self.lock,
-        )  # what every executor needs
+        self.parts = self.runtime, self.scheduler, self.journal, self.clock, self.lock  # what every executor needs
         self.outbox = Outbox(self)
         self.acceptance = Acceptance(self)
         self.feeding = Feeding(self)
         self.queries = Queries(self)
+        self.lookout.start()
         if survey is not None:
             restore(self, meta)
-            self.recovery = recover(self, survey, meta, notes, accept_changed, progress)
+            self.recovery = recover(self, survey, meta, notes, progress)
             self.durable = self.journal.log = begin_log(self, survey, max(survey.merges, int(meta.get("merge", 0))))
         self.database.concurrent = self.config.executor == "threads" or self.directory is not None
-        self.executor: Executor = self._make_executor()
+        self.executor: Executor = make_executor(self)
         self.turn = self.executor.turn  # held while work is brought in, see Executor
         self.merger: Merger = Merger(self)
         if self.config.tune_process:
             self.untune = tuning.tune()
-        self.executor.wake()
         if survey is not None:
-            keep_a_generation(self, survey)
+            keep_upgrade(self, survey, meta)
+        self.executor.wake()
 
     def _open_database(self, path: Path | None) -> Database:
         return Database(self.app.tables.values(), path, self.config.cached_rows)
-
-    def _make_executor(self) -> Executor:
-        if self.config.executor == "threads":
-            return ThreadExecutor(*self.parts, workers=self.config.workers, tick=self.acceptance.tick)
-        return SerialExecutor(*self.parts) if self.config.executor == "serial" else Executor(*self.parts)
 
     # ---- work in
 
@@ -193,6 +186,7 @@ class Engine:
         source: str | None = None,
         offset: Any = None,
         after: Any = UNSET,
+        digest: str | None = None,
     ) -> Ticket:
         """Push rows to a border stream as one atomic batch (one per key value on a keyed stream).
 
@@ -204,24 +198,46 @@ class Engine:
         ``source`` and ``offset``: stored atomically with the batch; see :meth:`position`. A push without rows advances
         the source, too. ``after``: where the source must be before the push (None: it has no position yet). If it is
         already at ``offset``, the push is a repeat that changes nothing; anywhere else, it is refused: someone else
-        feeds as this source.
+        feeds as this source. ``digest``: it answers the question that shows this, and no other; see :meth:`answer`.
         """
-        return self.acceptance.push(stream, rows, batch_id, timeout_s, source, offset, after)
+        return self.acceptance.push(stream, rows, batch_id, timeout_s, source, offset, after, digest)
+
+    def answer(self, question: Question, rows: Any = None, /, **values: Any) -> Ticket:
+        """Answer a question: with a row by keyword, or a list of rows of its stream; the key is filled in by name.
+
+        It counts only for what the question showed: if it was asked anew since, QuestionChanged says what is asked now.
+        NotAsked when it is not open, and BatchError when it already has a different answer. The same answer again
+        changes nothing.
+        """
+        given = answer_rows(self, question, rows, values)
+        return self.push(question.stream, given, question.batch_id, digest=question.digest)
+
+    def reask(self, question: Question | str, key: Any = None, batch_id: int | None = None) -> None:
+        """Withdraw an open question, given as it was listed or by its stream, key and batch-id. The members in front of it
+        run again, with the code in force now; what they do is asked under the same batch-id, with a new deadline.
+
+        An answer to what was withdrawn is refused with QuestionChanged.
+        """
+        reask(self, question, key, batch_id)
 
     def position(self, source: str) -> Any:
         """The offset that was pushed last for ``source``; None when there is none. A source continues from there."""
         return self.offsets.get(source)
 
-    def feed(self, stream: str, rows: Iterable[Any], *, size: int = 1, **place: Any) -> int:
-        """Push many rows, ``size`` to a batch, without a ticket for each; returns the number of batches.
+    def feed(self, stream: str, rows: Iterable[Any], *, size: int = 1, **place: Any) -> Fed:
+        """Push many rows, ``size`` to a batch, without a ticket for each; returns how many were accepted and undone.
 
         The fast way in: same checks, same order, same transactions as :meth:`push`. Keys that procedures declare in
         ``prefetch`` are fetched for many batches at a time. A row that is refused raises after the rows before it were
         fed; the error's ``fed`` says how many. With a directory it returns when everything is on disk.
+        Raises FeedHalted when rows that it accepted wait behind a halt; it stops early if all would.
         ``source``, ``offset``, ``after``: as in :meth:`push`; all rows are then accepted, with the offset, or none.
         """
         check_place(**place)
-        return self.feeding.feed(stream, rows, size, **place)
+        fed, halted = self.feeding.feed(stream, rows, size, **place)
+        if halted is not None:
+            raise halted
+        return fed
 
     def batcher(
         self,
@@ -257,17 +273,20 @@ class Engine:
         """
         return ingest(self, stream, source, name, **options)
 
-    def punctuate(self, stream: str, at: Any, *, key: Any = None, source: Any = None, **values: Any) -> Ticket:
-        """Say that no row earlier than ``at`` will follow on a border stream, so that windows up to there fire.
+    def advance(
+        self, stream: str, to: Any, *, key: Any = None, batch_id: int | None = None, timeout_s: float | None = None
+    ) -> Ticket:
+        """Say that no row earlier than ``to`` will follow on a border stream, so that windows and joins up to there fire:
+        its own, and those behind the procedures that it passes through.
 
-        Pushes a row with only the time and the ``punctuation`` column that the stream's windows name; ``values``: for
-        columns that can't be NULL. ``key``: on a keyed stream, for this key (default: every key so far). ``source``: if
-        windows follow the slowest source, for this one (default: every source so far).
+        It enters as a batch without rows. ``key``: on a keyed stream, for this key (default: every key so far).
+        ``batch_id``: as in :meth:`push`; needed where the sender of the rows chooses their ids. ``timeout_s``: as there.
         """
-        with self.turn:
-            self.check_open()
-            rows = punctuation_rows(self, stream, at, key, source, values)
-        return self.push(stream, rows)
+        return advance(self, stream, to, key, batch_id, timeout_s)
+
+    def finish(self, stream: str | None = None, *, timeout_s: float | None = None) -> Ticket:
+        """Say that nothing will follow on a border stream, or on any: all that waits for time fires. Later rows are refused."""
+        return finish(self, stream, timeout_s)
 
     def call(self, procedure: str | Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         """Call an OLTP procedure and return what it returns; raises what undid it."""
@@ -279,13 +298,16 @@ class Engine:
 
     def wait(self, ticket: Ticket, timeout_s: float | None = None) -> None:
         """Return when the ticket is done (and on disk), or raise StillWaiting with what it waits for."""
-        with self.noticing:
+        try:
             if self.config.executor == "manual":
                 self.executor.run_until_idle()
             if self.durable is not None:
                 self.durable.sync()
             if not ticket.done:
                 self.executor.wait(ticket, timeout_s)
+        except BaseException:
+            closing.stop_if_torn(self)
+            raise
 
     def check_open(self) -> None:
         """Raise when the engine is closed, or when a procedure tries to use it instead of its transaction."""
@@ -306,10 +328,13 @@ class Engine:
 
     def step(self) -> bool:
         """Run one execution that may run now; False when there is none. For executor="manual"."""
-        with self.turn:
-            self.acceptance.check_ready()
-        with self.noticing:
+        try:
+            with self.turn:
+                self.acceptance.check_ready()
             ran = self.executor.step()
+        except BaseException:
+            closing.stop_if_torn(self)
+            raise
         self.merger.look()
         return ran
 
@@ -325,28 +350,33 @@ class Engine:
 
         New work and waiting threads do this automatically.
         """
-        with self.noticing, self.turn:
-            self.check_open()
-            self.acceptance.tick()
+        try:
+            with self.turn:
+                self.check_open()
+                self.acceptance.tick()
+        except BaseException:
+            closing.stop_if_torn(self)
+            raise
         for batcher in tuple(self.batchers):
             batcher.tick()
 
-    def resume(self, dataflow: str | None = None) -> None:
-        """Continue a halted dataflow (or all), starting with the batch it stopped in front of."""
-        with self.noticing, self.turn, self.lock:
-            self.check_open()
-            self.halfway.check_entry()
-            names = list(self.scheduler.halted) if dataflow is None else [dataflow]
-            for name in names:
-                if name not in self.scheduler.halted:
-                    raise unknown("resume", "halted dataflow", name, self.scheduler.halted)
-                self.acceptance.resume(name)
-        with self.noticing:
-            self.executor.wake()
+    def resume(self, dataflow: str | None = None, *, key: Any = UNSET) -> None:
+        """Continue a halted dataflow (or all), starting with the batch it stopped in front of. ``key``: for this key only."""
+        continue_halted(self, dataflow, key, skip=False)
 
-    def _stop_if_torn(self) -> None:
-        with self.turn, self.lock:  # another thread may be in the middle of a step
-            self.executor.stop_if_torn()
+    def skip(self, dataflow: str | None = None, *, key: Any = UNSET) -> None:
+        """The same, after moving the batch that it stopped in front of to the dead letters."""
+        continue_halted(self, dataflow, key, skip=True)
+
+    def requeue(self, letter: str) -> Ticket:
+        """Accept the batch of a dead letter again, once, as new work under a new id. ``letter``: its position."""
+        return requeue(self, letter)
+
+    def halted(self) -> list[Halted]:
+        """What is halted now: each dataflow, and key if it has keys, with the batch it stopped in front of and why."""
+        with self.lock:
+            self.check_open()
+            return halted(self)
 
     # ---- reading
 
@@ -398,6 +428,14 @@ class Engine:
         self.check_open()
         self.check_emitted(stream)
         return start_delivery(self, stream, sink, name, **options)
+
+    def start(self) -> Started:
+        """Start the sources and deliveries that the app declares, in the background; returns them.
+
+        ``tidegate serve`` does this. Those that are running already are left alone.
+        """
+        self.check_open()
+        return start_declared(self)
 
     def check_emitted(self, stream: str) -> None:
         """Raise unless a procedure emits to this stream: only such streams can be followed."""

@@ -10,7 +10,9 @@ so that the backend has work while the transactions of a chunk end and the next 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -18,12 +20,18 @@ from typing import TYPE_CHECKING, Any
 from msgspec import UNSET
 
 from tidegate.dataflows.app import App
-from tidegate.errors import DataError, TidegateError
+from tidegate.engine.closing import stop_if_torn
+from tidegate.engine.fed import Fed, feed_halted, halted_behind, outcome_of
+from tidegate.errors import DataError, FeedHalted, TidegateError
+from tidegate.storage.columnar import Given
 from tidegate.streams.border import Border
 from tidegate.txn.entries import Rows
+from tidegate.txn.tally import Tally
 
 if TYPE_CHECKING:
     from tidegate.engine.engine import Engine
+
+log = logging.getLogger("tidegate")
 
 FEED_AHEAD = 250  # rows read ahead by feed(), whose keys are fetched together
 LOOK_AHEAD = 100_000  # rows in a chunk at most, where windows are evaluated ahead of their batches
@@ -45,9 +53,12 @@ class Feeding:
         offset: Any = None,
         after: Any = UNSET,
         timeout_s: float | None = None,
-    ) -> int:
-        """See :meth:`Engine.feed`. ``timeout_s``: how long rows of a source wait for room."""
+    ) -> tuple[Fed, FeedHalted | None]:
+        """See :meth:`Engine.feed`; the error is returned, not raised. ``timeout_s``: how long rows of a source wait for
+        room.
+        """
         engine = self._engine
+        tally = Tally()
         border = engine.acceptance.border(stream)
         if type(size) is not int or size < 1:
             raise TidegateError(
@@ -57,30 +68,63 @@ class Feeding:
             raise DataError(
                 f"feed({stream!r}, rows) takes an iterable of rows, got {type(rows).__name__}", relation=stream
             )
-        if source is not None:
-            with engine.noticing:
-                return self._whole(border, border.check_rows(rows), size, source, offset, after, timeout_s)
-        fed = batches = 0
-        for chunk in Chunks(engine, border, rows, size):
-            with engine.noticing:
-                batches += self._chunk(border, chunk, size)
-            fed += len(chunk.rows)
-            if chunk.refused is not None:
-                chunk.refused.fed = fed  # type: ignore[attr-defined]
-                raise chunk.refused
-        if engine.durable is not None:
-            engine.durable.sync()
-        return batches
+        border.check_unfinished()
+        with self._counting(tally):
+            if source is not None:
+                taken = border.check_rows(rows)
+                batches = self._whole(border, taken, size, source, offset, after, timeout_s, tally)
+                return self._outcome(stream, len(taken) if batches else 0, batches, tally)
+            fed = batches = 0
+            for chunk in Chunks(engine, border, rows, size):
+                batches += self._chunk(border, chunk, size, tally)
+                fed += len(chunk.rows)
+                if chunk.refused is not None:
+                    chunk.refused.fed = fed  # type: ignore[attr-defined]
+                    raise chunk.refused
+                if engine.scheduler.halted and self._stopped(tally):
+                    break
+            if engine.durable is not None:
+                engine.durable.sync()
+            return self._outcome(stream, fed, batches, tally)
+
+    @contextmanager
+    def _counting(self, tally: Tally) -> Iterator[None]:
+        tallies = self._engine.journal.tallies
+        with self._engine.lock:
+            tallies.append(tally)
+        try:
+            yield
+        except BaseException:
+            stop_if_torn(self._engine)
+            raise
+        finally:
+            with self._engine.lock:
+                tallies.remove(tally)
+
+    def _stopped(self, tally: Tally) -> bool:
+        """Is everything that follows going to wait? A halt of one key keeps only that key waiting."""
+        with self._engine.lock:
+            return any(front.key is None for front in halted_behind(self._engine, tally))
+
+    def _outcome(self, stream: str, rows: int, batches: int, tally: Tally) -> tuple[Fed, FeedHalted | None]:
+        """What became of the rows, and an error if some of them wait behind a halt."""
+        with self._engine.lock:
+            fed = outcome_of(self._engine, stream, rows, batches, tally)
+            fronts = halted_behind(self._engine, tally)
+        if fed.undone:
+            log.warning("feed to %s: %s. See tidegate.aborts and tidegate.dead_letters", stream, fed)
+        return fed, feed_halted(stream, fronts, fed) if fronts else None
 
     def _whole(
         self,
         border: Border,
-        rows: tuple[Any, ...],
+        rows: Given,
         size: int,
         source: str,
         offset: Any,
         after: Any,
         timeout_s: float | None,
+        tally: Tally,
     ) -> int:
         """Rows of a source: all of them and its offset are one record in the log, so a crash can't separate them."""
         engine, acceptance = self._engine, self._engine.acceptance
@@ -92,13 +136,19 @@ class Feeding:
             if repeated:
                 parts = []
             else:
-                acceptance.accept(Rows(border, parts, size, rows, None, source, offset), None)
+                self._accept(Rows(border, parts, size, rows, None, source, offset), tally)
         engine.merger.look()
         if engine.durable is not None:
             engine.durable.sync()
         return len(parts)
 
-    def _chunk(self, border: Border, chunk: Chunk, size: int) -> int:
+    def _accept(self, entry: Rows, tally: Tally) -> None:
+        acceptance = self._engine.acceptance
+        tally.begin(acceptance.sequence + 1)
+        acceptance.accept(entry, None)
+        tally.end(acceptance.sequence)
+
+    def _chunk(self, border: Border, chunk: Chunk, size: int, tally: Tally) -> int:
         engine, acceptance = self._engine, self._engine.acceptance
         rows, parts = chunk.rows, chunk.parts
         self.prefetch(border.name, rows)
@@ -107,11 +157,11 @@ class Feeding:
             if engine.scheduler.idle and engine.executor.inline_plan(border.name) is not None:
                 if engine.outbox.subscriptions:
                     acceptance.make_room(border.name, None)
-                acceptance.accept(Rows(border, parts, size, rows), None)
+                self._accept(Rows(border, parts, size, rows), tally)
             else:
                 for key, part in parts:
                     acceptance.make_room(border.name, None)
-                    acceptance.accept(Rows(border, [(key, part)]), None)
+                    self._accept(Rows(border, [(key, part)]), tally)
         engine.merger.look()
         return len(parts)
 
@@ -137,8 +187,8 @@ def _prefetch_plan(app: App) -> dict[str, list[tuple[str, int]]]:
 class Chunk:
     """Checked rows, also split into batches. ``refused``: why the row after them was refused."""
 
-    rows: tuple[Any, ...]
-    parts: list[tuple[Any, tuple[Any, ...]]]
+    rows: Given
+    parts: list[tuple[Any, Given]]
     refused: DataError | None = None
 
 

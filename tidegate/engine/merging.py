@@ -42,6 +42,7 @@ class Merger:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._one_at_a_time = mutex(Rank.MERGING)
+        self._acceptance = engine.acceptance
         self._looked_at = engine.sequence
         self._wanted = threading.Event()
         self._closing = self._ended = False
@@ -86,10 +87,10 @@ class Merger:
 
     def look(self) -> None:
         """Merge (or have it merged) if a merge is due. Called often: costs a subtraction."""
-        engine = self._engine
-        if engine.sequence - self._looked_at < LOOK_EVERY:
+        sequence = self._acceptance.sequence
+        if sequence - self._looked_at < LOOK_EVERY:
             return
-        self._looked_at = engine.sequence
+        self._looked_at, engine = sequence, self._engine
         if engine.database.unmerged >= engine.config.merge_rows:
             if self._thread is None:
                 self._try()

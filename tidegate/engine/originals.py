@@ -13,6 +13,7 @@ from tidegate.dataflows.graph import Unit
 from tidegate.errors import text_of
 from tidegate.txn.execution import READY, Execution, State
 from tidegate.txn.journal import KEPT_ABORTS
+from tidegate.txn.scheduler import halt_of
 from tidegate.txn.ticket import Original
 
 if TYPE_CHECKING:
@@ -59,10 +60,10 @@ def _doing(execution: Execution) -> str:
 
 
 def _why_halted(engine: Engine, execution: Execution) -> str:
-    front = engine.scheduler.halted.get(execution.unit.dataflow)
+    front = engine.scheduler.halted.get(halt_of(execution))
     if front is execution:
-        errors = [ticket.error for ticket in execution.context.tickets if ticket.error is not None]
-        told = f": {text_of(errors[0])}" if errors else ""
+        failure = execution.context.failure
+        told = "" if failure is None else f": {text_of(failure)}"
         return f"dataflow {execution.unit.dataflow} is halted in front of it{told}"
     return f"{execution} {execution.reason}"
 

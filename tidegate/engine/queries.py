@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import datetime as dt
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import sqlglot
 from sqlglot import exp
 
 from tidegate.dataflows.validation import unknown
+from tidegate.dataflows.views import with_views
 from tidegate.engine.result import Result
 from tidegate.engine.system_views import VIEWS
 from tidegate.errors import StatementError
 from tidegate.mutex import Rank, mutex
 from tidegate.storage.ddl import Scratch
-from tidegate.storage.readers import CommittedReader
+from tidegate.storage.readers import CommittedReader, Reader
 from tidegate.storage.sql.parameters import for_sqlglot
 from tidegate.storage.sql.statements import Statement, prepare
 from tidegate.storage.view import View
@@ -32,8 +34,7 @@ class QueryView(View):
 
     __slots__ = ("_engine",)
 
-    def __init__(self, engine: Engine) -> None:
-        access = {name: CommittedReader(table) for name, table in engine.database.tables.items()}
+    def __init__(self, engine: Engine, access: Mapping[str, Reader]) -> None:
         super().__init__(engine.database, 0, access, procedure="query", commit=engine.database.commits)
         self._engine = engine
 
@@ -47,6 +48,7 @@ class Queries:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._access = {name: CommittedReader(table) for name, table in engine.database.tables.items()}
         self._guard = mutex(Rank.LEAF)
         self._prepared: OrderedDict[str, Statement] = OrderedDict()
 
@@ -55,7 +57,7 @@ class Queries:
         engine = self._engine
         statement = self._statement(sql)
         with engine.lock:
-            view = QueryView(engine)
+            view = QueryView(engine, self._access)
             view.relations = {
                 name: (VIEWS[name].relation, [tuple(row) for row in VIEWS[name].rows(engine)])
                 for name in statement.relations
@@ -75,7 +77,7 @@ class Queries:
             if known is not None:
                 self._prepared.move_to_end(sql)
                 return known
-        statement = self._prepare(_flat_names(sql))
+        statement = self._prepare(_flat_names(with_views(sql, self._engine.app.views)))
         if len(sql) <= LONGEST:
             with self._guard:
                 self._prepared[sql] = statement

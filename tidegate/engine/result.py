@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import timedelta
+from decimal import Decimal
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
     import pandas
     import polars
     from rich.table import Table
+
+HTML_ROWS = 100  # of a result, in a notebook
 
 
 class Result:
@@ -72,8 +76,26 @@ class Result:
             table.add_row(*("NULL" if value is None else str(value) for value in row))
         return table
 
+    def _repr_html_(self) -> str:
+        """A table, as notebooks show it: the first rows."""
+        shown = self.arrow.slice(0, HTML_ROWS)
+        head = "".join(f"<th>{escape(name)}</th>" for name in self.columns)
+        body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in Result(shown).rows)
+        left = len(self) - shown.num_rows
+        rows = f"{len(self):,} row{'' if len(self) == 1 else 's'}" + (
+            f", {shown.num_rows} of them shown" if left else ""
+        )
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table><p>{rows}</p>"
+
     def __repr__(self) -> str:
         return f"<Result {len(self)} rows: {', '.join(self.columns)}>"
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "<td><i>NULL</i></td>"
+    number = isinstance(value, (int, float, Decimal)) and not isinstance(value, bool)
+    return f"<td{' align=right' if number else ''}>{escape(str(value))}</td>"
 
 
 def plain(value: Any) -> Any:

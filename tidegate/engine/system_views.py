@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import datetime as dt
-import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tidegate.engine.halts import halted_rows
+from tidegate.engine.questions import questions
 from tidegate.errors import text_of
 from tidegate.storage.codec import to_json
 from tidegate.storage.schema import Column, Relation
 from tidegate.storage.types import column_type
-from tidegate.streams.batch import Batch
+from tidegate.streams.watermarks import END
 from tidegate.streams.windows import WindowState
 from tidegate.streams.windows.state.join_state import JoinState
 from tidegate.txn.execution import Execution, Why
@@ -34,48 +35,6 @@ class Merge:
     at: dt.datetime
 
 
-@dataclass(frozen=True)
-class Question:
-    """An open nested transaction that waits for a batch: push it to ``stream`` with this ``batch_id`` (and key).
-
-    ``batches``: what its members have emitted so far, by stream, as the basis for the answer. ``id``: identifies the
-    question, also after a restart; an answer that carries it can't go to another question.
-    """
-
-    stream: str
-    key: Any
-    batch_id: int
-    unit: str
-    position: str
-    asked_s: float
-    deadline_in_s: float | None
-    batches: dict[str, Batch]
-    id: str
-
-
-def question_id(stream: str, key: Any, batch_id: int) -> str:
-    """The id of a question: text, so that no client rounds it."""
-    told = json.dumps([stream, to_json(key), batch_id])
-    return hashlib.blake2b(told.encode(), digest_size=8).hexdigest()
-
-
-def questions(engine: Engine) -> list[Question]:
-    """What waits for an answer now. The caller holds the engine's lock."""
-    now = engine.clock.monotonic()
-    found = []
-    for e in engine.scheduler.suspended():
-        assert e.batch_id is not None
-        stream = engine.app.streams[str(e.reason.stream)]
-        asked_s = now - (e.context.asked_at or now)
-        left = None if stream.deadline_s is None else max(stream.deadline_s - asked_s, 0.0)
-        batches = {name: batch for name, batch in e.context.txn.streams.items() if name in e.unit.outputs}
-        name = question_id(stream.name, e.key, e.batch_id)
-        found.append(
-            Question(stream.name, e.key, e.batch_id, e.unit.name, describe(e.position), asked_s, left, batches, name)
-        )
-    return found
-
-
 def _questions(engine: Engine) -> Iterable[tuple[Any, ...]]:
     for q in questions(engine):
         told = {name: [row._asdict() for row in batch] for name, batch in q.batches.items()}
@@ -89,6 +48,7 @@ def _questions(engine: Engine) -> Iterable[tuple[Any, ...]]:
             q.deadline_in_s,
             json.dumps(told, default=str),
             q.id,
+            q.digest,
         )
 
 
@@ -117,6 +77,11 @@ def _executions(engine: Engine) -> Iterable[tuple[Any, ...]]:
             running,
             e.context.time,
         )
+    for txn, seconds in engine.lookout.running():
+        if txn.position not in engine.scheduler.live:  # a serial engine runs most without the scheduler
+            unit = txn.unit.unit
+            place = (describe(txn.position), unit.name, unit.dataflow, txn.batch_id, _text(txn.key))
+            yield *place, "running", f"runs {txn.procedure}", seconds, txn.time
 
 
 def _locks(engine: Engine) -> Iterable[tuple[Any, ...]]:
@@ -138,6 +103,7 @@ def _locks(engine: Engine) -> Iterable[tuple[Any, ...]]:
                     behind,
                     None if holder is None else holder.unit.name,
                     (now - e.context.time).total_seconds(),
+                    None if e.parts is None else ", ".join(sorted(e.missing or e.parts)),
                 )
 
 
@@ -173,7 +139,8 @@ def _windows(engine: Engine) -> Iterable[tuple[Any, ...]]:
     for procedure, name, state, key in _states(engine):
         spec = state.spec
         timed = (spec.by_time and spec.on is None) or spec.timed
-        watermark = None if state.watermark is None or not timed else from_us(state.watermark)
+        mark = state.watermark if timed else None
+        watermark = None if mark is None else dt.datetime.max if mark >= END else from_us(mark)
         told = None if spec.compute is None else repr(spec.compute)
         yield (
             procedure,
@@ -233,10 +200,11 @@ def _sources(engine: Engine) -> Iterable[tuple[Any, ...]]:
         position = json.dumps(to_json(engine.offsets.get(name)))
         at_work = engine.ingestions.get(name)
         if at_work is None:
-            yield name, None, None, None, None, None, position, None
+            yield name, None, None, None, None, None, None, None, position, None
         else:
             error = None if at_work.error is None else text_of(at_work.error)
-            known = (at_work.stream, at_work.state, at_work.rows, at_work.rejected, at_work.lag)
+            done = (at_work.rows, at_work.rejected, at_work.undone)
+            known = (at_work.stream, at_work.state, *done, at_work.halted, at_work.lag)
             yield name, *known, position, error
 
 
@@ -248,6 +216,12 @@ def _deliveries(engine: Engine) -> Iterable[tuple[Any, ...]]:
             error = None if delivery.error is None else text_of(delivery.error)
             facts = (type(delivery.sink).__name__, delivery.state, delivery.delivered, delivery.refused, error)
         yield (name, subscription.stream, len(subscription), *facts)
+
+
+def _aborts(engine: Engine) -> Iterable[tuple[Any, ...]]:
+    for a in engine.journal.aborts:
+        rows = a.rows
+        yield a.position, a.procedure, a.batch_id, a.key, a.reason, a.at, rows.text, rows.count, rows.truncated
 
 
 VIEWS = {
@@ -262,13 +236,13 @@ VIEWS = {
         SystemView(
             "locks",
             "table_name VARCHAR, partition VARCHAR, mode VARCHAR, position VARCHAR, unit VARCHAR, held BOOLEAN, "
-            "waits_behind VARCHAR, held_by VARCHAR, age_s DOUBLE",
+            "waits_behind VARCHAR, held_by VARCHAR, age_s DOUBLE, narrowed_by VARCHAR",
             _locks,
         ),
         SystemView(
             "questions",
             "stream VARCHAR, key VARCHAR, batch_id BIGINT, unit VARCHAR, position VARCHAR, asked_s DOUBLE, "
-            "deadline_in_s DOUBLE, batches VARCHAR, question VARCHAR",
+            "deadline_in_s DOUBLE, batches VARCHAR, question VARCHAR, digest VARCHAR",
             _questions,
         ),
         SystemView(
@@ -295,8 +269,16 @@ VIEWS = {
         ),
         SystemView(
             "aborts",
-            "position VARCHAR, procedure VARCHAR, batch_id BIGINT, key VARCHAR, reason VARCHAR, at_time TIMESTAMP",
-            lambda e: ((a.position, a.procedure, a.batch_id, a.key, a.reason, a.at) for a in e.journal.aborts),
+            "position VARCHAR, procedure VARCHAR, batch_id BIGINT, key VARCHAR, reason VARCHAR, at_time TIMESTAMP, "
+            "rows VARCHAR, row_count BIGINT, truncated BOOLEAN",
+            _aborts,
+        ),
+        SystemView(
+            "halted",
+            "dataflow VARCHAR, key VARCHAR, position VARCHAR, unit VARCHAR, procedure VARCHAR, batch_id BIGINT, "
+            "error VARCHAR, trace VARCHAR, waiting BIGINT, at_time TIMESTAMP, rows VARCHAR, row_count BIGINT, "
+            "truncated BOOLEAN",
+            halted_rows,
         ),
         SystemView(
             "dead_letters",
@@ -325,8 +307,8 @@ VIEWS = {
         ),
         SystemView(
             "sources",
-            "name VARCHAR, stream VARCHAR, state VARCHAR, rows BIGINT, rejected BIGINT, lag BIGINT, position VARCHAR, "
-            "error VARCHAR",
+            "name VARCHAR, stream VARCHAR, state VARCHAR, rows BIGINT, rejected BIGINT, undone BIGINT, halted VARCHAR, "
+            "lag BIGINT, position VARCHAR, error VARCHAR",
             _sources,
         ),
         SystemView(

@@ -11,6 +11,7 @@ import msgspec
 from rich.table import Table
 
 from tidegate.errors import TidegateError
+from tidegate.storage.column_rows import plain_rows
 from tidegate.txn.log.files import OsFiles
 from tidegate.txn.log.reader import LogReader
 from tidegate.txn.log.record import from_us
@@ -33,6 +34,8 @@ def _plain(reader: LogReader) -> Iterator[dict[str, Any]]:
         fields = msgspec.structs.asdict(entry.record)
         if "time_us" in fields:
             fields["time"] = from_us(fields.pop("time_us"))
+        if "rows" in fields:
+            fields["rows"] = plain_rows(fields["rows"])
         if "position" in fields:
             fields["position"] = describe(fields["position"])
         yield {"lsn": entry.lsn, "bytes": entry.end - entry.lsn, "kind": type(entry.record).__name__.lower(), **fields}

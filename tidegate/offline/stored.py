@@ -72,7 +72,7 @@ class ReplayedCopy:
         try:
             copy = Path(self._folder.name) / "copy"
             backup_directory(path, copy)
-            self.engine = Engine(app, copy, Config(), SystemClock(), accept_changed=True)
+            self.engine = Engine(app, copy, Config(), SystemClock())
         except BaseException:
             self._folder.cleanup()
             raise

@@ -1,10 +1,11 @@
 """Verifying a directory: re-execute its log, from as far back as it goes, and compare with what is stored.
 
 Two engines are opened on copies: one as the directory is (base, then the log since), one from the oldest possible point
-(an empty engine, or the oldest kept generation), replaying the whole log. If recovery, merging and the base are right
-they end in the same state. Every table and window is compared, the batches that wait for a subscriber row by row, and
-all batches emitted by what was re-executed, and those of changelogs for each durable follower, by their fingerprints
-(``streams/emitted.py``).
+(an empty engine, or the oldest kept generation), replaying the whole log. What another version of the app executed is
+not executed by this one: after an upgrade the oldest possible point is the generation that was kept then. If recovery,
+merging and the base are right they end in the same state. Every table and window is compared, the batches that wait for
+a subscriber row by row, and all batches emitted by what was re-executed, and those of changelogs for each durable
+follower, by their fingerprints (``streams/emitted.py``).
 
 What that proves depends on the mode of the log, and the result says so: in modes weak and strong the procedures ran
 again, in mode effects they did not.
@@ -23,16 +24,20 @@ from typing import Any
 from tidegate.clock import SystemClock
 from tidegate.config import Config
 from tidegate.dataflows.app import App
-from tidegate.directory.compatibility import code_hashes
+from tidegate.dataflows.fingerprint import difference, fingerprint, told_difference
+from tidegate.directory.compatibility import is_foreign
 from tidegate.directory.layout import Directory
+from tidegate.directory.survey import Survey
 from tidegate.engine.engine import Engine
-from tidegate.engine.opening import Progress
+from tidegate.engine.progress import Progress, unseen
 from tidegate.errors import RecoveryRefused, TidegateError
 from tidegate.outside.outbox import Outbox
 from tidegate.streams.emitted import Emitted
 from tidegate.testing.history import History, outcome_of
-from tidegate.txn.log.reader import LogReader
+from tidegate.txn.log.record import from_us
 
+BASE = "the base"
+BEFORE = "what was before was executed by another version of the app"
 SHOWN = 20  # differences listed per kind
 _RAN = "every procedure ran again on what was accepted: the same inputs and code give the stored tables, windows and batches"
 PROOFS = {
@@ -57,7 +62,7 @@ class Verification:
     notes: list[str] = field(
         default_factory=list
     )  # repairs made when opening the directory as it is: a cut tail, a rebuilt base
-    changed: list[str] = field(default_factory=list)  # procedures that have changed since the log was written
+    skipped: list[str] = field(default_factory=list)  # records that were deliberately not run
     proof: str = ""  # what it proves that nothing differs
     differences: list[str] = field(default_factory=list)
 
@@ -66,70 +71,83 @@ class Verification:
         return not self.differences
 
 
-def verify(
-    app: App, path: Path, *, accept_changed: bool = False, progress: Progress = lambda done, total: None
-) -> Verification:
+def verify(app: App, path: Path, *, progress: Progress = unseen) -> Verification:
     """Re-execute the log of the (closed) directory and compare."""
     if not (path / "log").is_dir():
         raise TidegateError(f"{path} has no log; give the directory an engine was opened with", path=path)
     directory = Directory(path)
     try:
-        with _copies(directory) as (stored, again, since):
+        with _copies(app, directory) as (stored, again, since):
             config = Config()
             with (
-                Engine(app, stored, config, SystemClock(), accept_changed) as left,
-                _from_the_log(app, again, config, progress) as right,
+                Engine(app, stored, config, SystemClock()) as left,
+                Engine(app, again, config, SystemClock(), progress) as right,
             ):
                 found = _compared(left, right)
                 found.since = since
-                found.changed = _changed(app, directory)
                 found.proof = _proof(app, found)
                 return found
     finally:
         directory.close()
 
 
-def _from_the_log(app: App, path: Path, config: Config, progress: Progress) -> Engine:
-    try:
-        return Engine(app, path, config, SystemClock(), True, progress)
-    except RecoveryRefused as error:
-        raise RecoveryRefused(
-            f"{error}. (Verifying runs all of the log again, including what was merged long ago: it needs an app that "
-            "could have written it.)"
-        ) from error
-
-
 def _proof(app: App, found: Verification) -> str:
     if found.differences:
         return "nothing: there are differences"
-    if not found.changed or app.recovery == "effects":
-        return PROOFS[app.recovery]
-    return (
-        f"{PROOFS[app.recovery]}. But {', '.join(found.changed)} changed since the log was written: what had not been merged "
-        f"before was run by the new code on both sides"
-    )
+    proof, asked = PROOFS[app.recovery], found.replayed.get("questions", 0)
+    if asked and app.recovery != "effects":
+        proof += f". What was done in front of {asked} question{'s' * (asked > 1)} is taken from the log: it was shown to someone"
+    return proof
 
 
 @contextmanager
-def _copies(directory: Directory) -> Iterator[tuple[Path, Path, str]]:
+def _copies(app: App, directory: Directory) -> Iterator[tuple[Path, Path, str]]:
     """The directory as it is, and as it would be if its base were lost; neither is the original."""
+    survey = Survey(directory.files)
+    _check_version(app, survey)
+    since, start = _start(directory, survey, survey.replayable_since(app))
     with tempfile.TemporaryDirectory(prefix="tidegate-verify-", dir=directory.path.parent) as place:
         stored, again = Path(place) / "stored", Path(place) / "again"
         shutil.copytree(directory.path, stored, ignore=shutil.ignore_patterns("lock", "*.damaged-*", "*.partial"))
+        again.mkdir(mode=0o700)
         shutil.copytree(directory.path / "log", again / "log")
-        names = directory.files.names()
-        oldest = int(names[0].removesuffix(".log")) if names else 0
-        since = "the beginning"
-        if oldest > 0:
-            generation = min((g for g in directory.generations() if g.lsn >= oldest), default=None)
-            since = "the base" if generation is None else f"generation {generation.number}"
-            for path in directory.path.glob("base.duckdb*") if generation is None else [generation.path]:
-                shutil.copyfile(path, again / (path.name if generation is None else "base.duckdb"))
+        for path in (
+            directory.path.glob("base.duckdb*") if start is None and since == BASE else [start] if start else []
+        ):
+            shutil.copyfile(path, again / (path.name if start is None else "base.duckdb"))
         yield stored, again, since
 
 
+def _check_version(app: App, survey: Survey) -> None:
+    if survey.last is not None and is_foreign(app, survey.last):
+        changed = difference(survey.last.fingerprint, fingerprint(app))
+        raise RecoveryRefused(
+            f"the directory was last opened by {'another version of the app' if changed else f'app {survey.last.app!r}'}, and "
+            f"verifying runs its log again: {told_difference(changed)}. Verify it with the app that wrote it",
+            changed=changed,
+        )
+
+
+def _start(directory: Directory, survey: Survey, first: int) -> tuple[str, Path | None]:
+    """From where this app can execute the log again: in words, and the generation it is."""
+    if first == 0 and survey.oldest == 0:
+        return "the beginning", None
+    generation = min((g for g in directory.generations() if g.lsn >= max(first, survey.oldest)), default=None)
+    if generation is None:
+        return BASE, None
+    upgrade = next((u for u in survey.upgrades if u.number == generation.number), None)
+    if upgrade is None:
+        return f"generation {generation.number}", generation.path
+    at = from_us(upgrade.time_us).isoformat(sep=" ", timespec="seconds")
+    return f"the upgrade at {at} (generation {generation.number}); {BEFORE}", generation.path
+
+
 def _compared(left: Engine, right: Engine) -> Verification:
-    found = Verification(replayed=dict(right.recovery.replayed), notes=list(left.recovery.notes))
+    found = Verification(
+        replayed=dict(right.recovery.replayed),
+        notes=[note for note in left.recovery.notes if note not in left.recovery.skipped],
+        skipped=list(right.recovery.skipped),
+    )
     one, two = (outcome_of(engine.runtime, engine.journal, History()) for engine in (left, right))
     for table, rows in one.tables.items():
         found.tables[table] = len(rows)
@@ -161,16 +179,6 @@ def _compare_changelogs(stored: Outbox, again: Outbox, found: Verification) -> N
         if told is not None:
             found.differences.append(f"changelog {subscription.stream} for {name!r}: {told}")
         found.changelogs[name] = other.told.count - other.told.restored
-
-
-def _changed(app: App, directory: Directory) -> list[str]:
-    """Procedures whose code is not that of the log: a likely cause of differences, in modes that run them."""
-    reader = LogReader(directory.files, survey=True)
-    for _ in reader:
-        pass
-    hashes = code_hashes(app)
-    logged = [item for segment, _ in reader.applied for item in segment.procedures.items()]
-    return sorted({name for name, code in logged if hashes.get(name) != code})
 
 
 def _waiting(engine: Engine) -> dict[Any, Any]:

@@ -24,6 +24,7 @@ whatever runs in parallel and after every crash; so a subscription has everythin
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,8 @@ from tidegate.dataflows.app import App
 from tidegate.dataflows.changelogs import RESTORE
 from tidegate.errors import DataError, TidegateError
 from tidegate.storage.database import Database
-from tidegate.storage.schema import Key, Relation, Row, TableSchema
+from tidegate.storage.migration import constant_default
+from tidegate.storage.schema import Column, Key, Relation, Row, TableSchema
 from tidegate.storage.versions import VersionedTable
 from tidegate.storage.view import View
 from tidegate.streams.batch import Batch
@@ -131,16 +133,28 @@ def rebuild(
             rows = [row for row in dict(found).values() if row is not None]  # the last one of a key
             counts[table] = len(rows)
             for start in range(0, len(rows), ROWS_AT_ONCE):
-                engine.call(RESTORE, table, _read(app.tables[table], rows[start : start + ROWS_AT_ONCE]))
+                engine.call(RESTORE, table, _read(app, table, rows[start : start + ROWS_AT_ONCE]))
                 progress(table, min(start + ROWS_AT_ONCE, len(rows)))
     return counts
 
 
-def _read(schema: TableSchema, rows: list[str]) -> list[list[Any]]:
+class _Former:
+    """A row that has not changed since a column was added has its default, as in the engine that it comes from."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    def default(self, column: Column) -> Any:
+        return constant_default(column, self._app.scratch)
+
+
+def _read(app: App, table: str, rows: list[str]) -> list[list[Any]]:
+    schema, former = app.tables[table], _Former(app)
     try:
-        return [list(row) for row in RowWire(schema).read_stored(msgspec.json.decode(row) for row in rows)]
-    except (msgspec.DecodeError, DataError) as error:
-        raise TidegateError(f"the changelog does not fit table {schema.name}: {error}") from None
+        found = RowWire(schema).read(msgspec.json.decode(row) for row in rows)
+        return [list(schema.conform(row, former)) for row in found]
+    except (msgspec.DecodeError, DataError, ValueError) as error:
+        raise TidegateError(f"the changelog does not fit table {table}: {error}") from None
 
 
 def changes_in_files(directory: str | Path) -> Iterator[tuple[str, str | None]]:
@@ -164,10 +178,25 @@ def changes_in_files(directory: str | Path) -> Iterator[tuple[str, str | None]]:
     return _checked(rows)
 
 
+def _continues(known: str | None, before: str) -> bool:
+    """Is it the same row? In a table that has changed since, it may have other columns, and wider numbers."""
+    if known is None or known == before:
+        return known is not None
+    was, now = msgspec.json.decode(known), msgspec.json.decode(before)
+    return all(_equal(was[name], now[name]) for name in was.keys() & now.keys())
+
+
+def _equal(one: Any, other: Any) -> bool:
+    try:
+        return bool(one == other or (type(one) is type(other) is str and Decimal(one) == Decimal(other)))
+    except InvalidOperation:
+        return False
+
+
 def _checked(rows: Iterable[tuple[int, str, str | None, str | None, Path]]) -> Iterator[tuple[str, str | None]]:
     known: dict[str, str | None] = {}
     for position, key, before, after, path in rows:
-        if before is not None and known.get(key) != before:
+        if before is not None and not _continues(known.get(key), before):
             raise TidegateError(
                 f"the changelog has a gap: at position {position} the row {key} changes from {before}, which no "
                 f"change before it says ({path}). Files are missing, or its delivery began with snapshot=False. "

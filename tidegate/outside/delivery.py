@@ -119,6 +119,7 @@ class Delivery:
         self._stop = threading.Event()
         self._stopped = False
         self._thread: threading.Thread | None = None
+        self._unopened: tuple[str, Relation] | None = None  # as what the sink has to be opened before it is sent to
 
     def __len__(self) -> int:
         return len(self._subscription)
@@ -223,6 +224,9 @@ class Delivery:
     def _send(self, batches: Sequence[Batch]) -> None:
         try:
             with self._sending_now():
+                if self._unopened is not None:
+                    self.sink.open(*self._unopened)
+                    self._unopened = None
                 self.sink.send(batches)
         except SinkError:
             raise
@@ -243,6 +247,11 @@ class Delivery:
             log.warning("delivery %s: %s", self.name, error)
 
     # ---- starting and stopping
+
+    def open_later(self, name: str, relation: Relation, error: SinkError) -> None:
+        """The target is unreachable: the sink is opened before the next batch is sent."""
+        self._unopened = name, relation
+        self._failed(error)
 
     def start(self) -> None:
         """Deliver on a separate thread."""
@@ -286,8 +295,10 @@ def start_delivery(
     background: bool = False,
     tries: int | None = None,
     snapshot: bool = True,
+    patient: bool = False,
 ) -> Delivery:
     """See :meth:`Engine.deliver`. ``background``: a thread delivers, not ``pump()``. ``tries``: see :class:`Delivery`.
+    ``patient``: an unreachable target is tried again later, instead of raising SinkError here.
 
     ``snapshot``: the first delivery of a changelog under this name begins with the rows that its table holds; False: with
     the next change.
@@ -316,8 +327,14 @@ def start_delivery(
         )
     check_acyclic(engine, stream, sink)
     check_ordered(engine, stream, sink)
+    place, unreachable = (qualified(engine.app.name, name), engine.app.streams[stream].relation), None
     try:
-        sink.open(qualified(engine.app.name, name), engine.app.streams[stream].relation)
+        try:
+            sink.open(*place)
+        except SinkError as error:
+            if not patient or isinstance(error, SinkRefused):
+                raise
+            unreachable = error
         engine.check_open()
         subscription = engine.outbox.subscribe(name, stream, snapshot)
         with engine.lock:
@@ -327,6 +344,8 @@ def start_delivery(
     except BaseException:
         sink.close()
         raise
+    if unreachable is not None:
+        delivery.open_later(*place, unreachable)
     if background:
         delivery.start()
     return delivery

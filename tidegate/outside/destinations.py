@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tidegate.errors import TidegateError
+from tidegate.errors import FeedHalted, TidegateError
 from tidegate.storage.schema import Relation
 
 if TYPE_CHECKING:
@@ -23,8 +23,13 @@ class Destination(Protocol):
     def has(self, stream: str) -> bool: ...
     def check(self, stream: str, row: Any) -> Any: ...
     def offset(self, name: str) -> Any: ...
-    def put(self, stream: str, rows: Sequence[Any], size: int | None = None, **place: Any) -> None:
-        """Return when the rows are accepted and on disk. ``place``: source, offset and after, as in ``push``."""
+    def put(self, stream: str, rows: Sequence[Any], size: int | None = None, **place: Any) -> int:
+        """Return when the rows are accepted and on disk, with the number of batches that were undone by then.
+        ``place``: source, offset and after, as in ``push``.
+        """
+
+    def halted(self, stream: str) -> str | None:
+        """Why rows of this stream wait: their dataflow is halted. None: they do not, or it is not known here."""
 
 
 class Embedded:
@@ -34,7 +39,8 @@ class Embedded:
         self.offset = engine.position
         self._borders = engine.borders
         self._acceptance = engine.acceptance
-        self._feed = engine.feed
+        self._feed = engine.feeding.feed
+        self._scheduler = engine.scheduler
         self._push = engine.push
         self._sync = None if engine.durable is None else engine.durable.sync
 
@@ -47,13 +53,20 @@ class Embedded:
     def check(self, stream: str, row: Any) -> Any:
         return self._borders[stream].check_row(row)
 
-    def put(self, stream: str, rows: Sequence[Any], size: int | None = None, **place: Any) -> None:
+    def put(self, stream: str, rows: Sequence[Any], size: int | None = None, **place: Any) -> int:
         if size is not None and place:
-            self._feed(stream, rows, size=size, timeout_s=ROOM_S, **place)
-            return
-        self._push(stream, rows, timeout_s=ROOM_S, **place)
+            fed, _ = self._feed(stream, rows, size=size, timeout_s=ROOM_S, **place)
+            return fed.undone
+        ticket = self._push(stream, rows, timeout_s=ROOM_S, **place)
         if self._sync is not None:
             self._sync()
+        return ticket.error is not None and not ticket.stopped
+
+    def halted(self, stream: str) -> str | None:
+        halts = [
+            f"dataflow {front.unit.dataflow} is halted in front of {front}" for front in self._scheduler.fronts(stream)
+        ]
+        return "; ".join(halts) or None
 
 
 class Served:
@@ -75,11 +88,17 @@ class Served:
     def check(self, stream: str, row: Any) -> Any:
         return self.relation(stream).conform(row)
 
-    def put(self, stream: str, rows: Sequence[Any], size: int | None = None, **place: Any) -> None:
+    def put(self, stream: str, rows: Sequence[Any], size: int | None = None, **place: Any) -> int:
         if size is None or not place:
             self._client.push(stream, rows, wait=False, **place)
-        else:
-            self._client.feed(stream, rows, size=size, **place)
+            return 0
+        try:
+            return self._client.feed(stream, rows, size=size, **place).undone
+        except FeedHalted:
+            return 0  # they are accepted, and wait
+
+    def halted(self, stream: str) -> str | None:
+        return None
 
 
 def destination_of(engine: Engine | Client) -> Destination:

@@ -34,6 +34,13 @@ def check_ordered(engine: Engine, stream: str, sink: Any) -> None:
     border = getattr(target, "borders", {}).get(getattr(sink, "stream", None))
     table = engine.app.streams[stream].changelog_of
     keyed = engine.graph.keyed.get(stream) is not None if table is None else bool(engine.app.tables[table].partition_by)
+    if border is not None and stream in engine.graph.unordered():
+        raise DeclarationError(
+            f"batch-ids ascend on {border.name}, and those of {stream} do not: it has its own key "
+            f"({engine.app.streams[stream].key}), and {engine.graph.producer_of[stream]}, which emits to it, runs per another. "
+            f"Deliver the output of a procedure that reads {stream}, which runs per key in order",
+            stream=stream,
+        )
     if border is not None and border.key is None and keyed:
         why = f"{stream} is keyed" if table is None else f"{table} is partitioned"
         raise DeclarationError(

@@ -53,7 +53,8 @@ POLL_S = 0.5  # how long one poll waits, and so how long closing may take
 class Ingestion:
     """The ingestion of one source into one border stream. Created by :meth:`Engine.ingest`.
 
-    ``rows``, ``rejected``: counted since it was made. ``error``: the last failure, None after a success.
+    ``rows``, ``rejected``, ``undone`` (batches that aborted or became dead letters by the time they were accepted):
+    counted since it was made. ``error``: the last failure, None after a success.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Ingestion:
         self.limit = limit
         self.rows = 0
         self.rejected = 0
+        self.undone = 0
         self.error: Exception | None = None
         self.lag: int | None = None  # what waits in the source, as of the last look
         self._measured = 0.0
@@ -80,7 +82,8 @@ class Ingestion:
         self._thread: threading.Thread | None = None
 
     def __repr__(self) -> str:
-        return f"<Ingestion {self.name} into {self.stream}: {self.state}, {self.rows} rows, {self.rejected} rejected>"
+        counts = f"{self.rows} rows, {self.rejected} rejected, {self.undone} undone"
+        return f"<Ingestion {self.name} into {self.stream}: {self.state}, {counts}>"
 
     @property
     def state(self) -> str:
@@ -90,6 +93,11 @@ class Ingestion:
         if self._stop.is_set():
             return "closed"
         return "failing" if self.error is not None else "finished" if self.finished else "open"
+
+    @property
+    def halted(self) -> str | None:
+        """Why what it brings waits: the dataflow of its stream is halted. None: it is not (or a server has it)."""
+        return self._destination.halted(self.stream)
 
     @property
     def at_work(self) -> bool:
@@ -194,7 +202,9 @@ class Ingestion:
         return len(rows)
 
     def _accept(self, rows: Sequence[Any], offset: Any) -> None:
-        self._destination.put(self.stream, rows, self.size, source=self.name, offset=offset, after=self._offset)
+        self.undone += self._destination.put(
+            self.stream, rows, self.size, source=self.name, offset=offset, after=self._offset
+        )
         self._offset = offset
 
     def _sifted(self, polled: Polled) -> tuple[list[Any], list[Malformed]]:
@@ -256,6 +266,8 @@ class Ingestion:
         """Finish what is under way and stop; it continues from there when it is created again."""
         self._stop.set()
         if self._thread is not None:
+            if hasattr(self.source, "interrupt"):
+                self.source.interrupt()
             self._thread.join()
         with self._reading:
             if self._opened:

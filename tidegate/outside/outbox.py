@@ -356,8 +356,6 @@ class Outbox:
 
     def restore(self, saved: list[Any]) -> None:
         for name, stream, waiting, begun, told, since in saved:
-            if stream not in self._engine.app.streams:
-                continue
             relation = self._engine.app.streams[stream].relation
             subscription = self._add(name, stream, begun, since)
             if subscription.told is not None and told is not None:

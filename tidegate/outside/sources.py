@@ -78,7 +78,11 @@ class Source(Protocol):
         """Everything up to ``offset`` is on disk here; the other side may discard it."""
 
     def close(self) -> None:
-        """Close connections. It may be opened again."""
+        """Close connections. It may be opened again.
+
+        A source that can wait long for something that does not answer also has ``interrupt()``: called on another
+        thread when the ingestion closes, it ends that wait.
+        """
 
 
 class Checked(NamedTuple):

@@ -56,6 +56,7 @@ class Replica:
             self.limits.threads,
             self.limits.history_merges,
             self.limits.history_rows,
+            configured["plain"],
         )
         declare_catalog(self.mirror)
         self.mirror.lock_down()
@@ -205,7 +206,6 @@ def confine(memory_mb: int, connections: int) -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     files = files if most == resource.RLIM_INFINITY else min(files, most)
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is for the engine
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     os.nice(NICE)
     if sys.platform == "linux":

@@ -137,7 +137,7 @@ class Feed:
 
 
 def described(engine: Engine) -> dict[str, Any]:
-    """The tables and system views, as the replica needs to know them."""
+    """The tables, the app's views and the system views, as the replica needs to know them."""
     return {
         "tables": [
             {
@@ -147,6 +147,10 @@ def described(engine: Engine) -> dict[str, Any]:
                 "indexes": [[index.name, list(index.columns), index.unique] for index in schema.indexes],
             }
             for schema in engine.app.tables.values()
+        ],
+        "plain": [
+            {"name": view.name, "columns": [list(column) for column in view.columns], "sql": view.sql}
+            for view in engine.app.views.values()
         ],
         "views": [
             {"name": name.removeprefix(SYSTEM), "columns": [[c.name, c.type.sql] for c in view.relation.columns]}

@@ -242,6 +242,10 @@ def failed(error: Exception) -> QueryFailed | QueryRefused:
     """DuckDB's error as ours, with a SQLSTATE."""
     told = str(error).strip().split("\n\nLINE ")[0] or type(error).__name__
     state = next((state for kind, state in SQLSTATES if isinstance(error, kind)), "XX000")
+    if "division by zero" in told.lower():
+        told, state = "division by zero", "22012"
+    if "input is out of range" in told or "numeric field overflow" in told:
+        state = "22003"
     if state == "XX000" and "interrupt" in told.lower():
         state = "57014"
     if isinstance(error, duckdb.PermissionException):

@@ -91,8 +91,12 @@ class Mirror:
         threads: int,
         history_merges: int,
         history_rows: int,
+        plain: Sequence[dict[str, Any]] = (),
     ) -> None:
+        """``plain``: the app's own views, as they were described, each after those that it reads."""
         self.tables = tables
+        self.plain = tables_of(plain)
+        self.definitions = {view["name"]: view["sql"] for view in plain}
         self.views = {**views, "frontier": Table("frontier", FRONTIER_COLUMNS)}
         self.connection = duckdb.connect(
             ":memory:", config={**LOCKED_DOWN, "memory_limit": f"{memory_mb}MB", "threads": str(threads)}
@@ -119,6 +123,9 @@ class Mirror:
             run(f"CREATE TABLE main.{name} ({table.ddl})")
             run(f"CREATE VIEW public.{name} AS FROM main.{name}")
             run(f'CREATE TABLE {HISTORY}.{name} ("tg:merge" BIGINT, "tg:absent" BOOLEAN, {table.ddl})')
+        for name, sql in self.definitions.items():
+            run(f"CREATE VIEW main.{quote(name)} AS {sql}")
+            run(f"CREATE VIEW public.{quote(name)} AS FROM main.{quote(name)}")
         for view in self.views.values():
             if view.name != "frontier":
                 run(f"CREATE TABLE tidegate.{quote(view.name)} ({view.ddl})")

@@ -200,9 +200,9 @@ class Work:
         self._queries.add(query)
         return query
 
-    async def prepare(self, asker: Asker, sql: str) -> Prepared:
-        """A statement, read and checked, that ``asker`` may run."""
-        prepared = await self.apart(asker, lambda: self.statements.prepare(sql))
+    async def prepare(self, asker: Asker, sql: str, postgres: bool = False) -> Prepared:
+        """A statement, read and checked, that ``asker`` may run; ``postgres``: in PostgreSQL's SQL."""
+        prepared = await self.apart(asker, lambda: self.statements.prepare(sql, postgres))
         asker.check(prepared.reading)
         return prepared
 

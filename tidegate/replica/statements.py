@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -10,11 +11,12 @@ import duckdb
 import sqlglot
 from sqlglot import exp
 
-from tidegate.errors import QueryRefused, TidegateError
+from tidegate.errors import QueryFailed, QueryRefused, TidegateError
 from tidegate.replica import text
-from tidegate.replica.catalog.rewrite import mentions_catalog, rewritten
-from tidegate.replica.guard import Guard, Reading
+from tidegate.replica.catalog.rewrite import mentions_catalog
+from tidegate.replica.guard import Guard, Reading, failed
 from tidegate.replica.mirror import MergedState, Mirror
+from tidegate.replica.postgres.translate import translated
 
 REMEMBERED = 500  # statements whose check is kept
 SHORT = 20_000  # longer ones are checked every time
@@ -28,6 +30,7 @@ class Prepared:
     reading: Reading
     as_of: int | None = None
     catalog: bool = False  # it reads PostgreSQL's catalog
+    computed: tuple[bool, ...] = ()  # per column, if known: is it an expression?
 
 
 class Statements:
@@ -37,19 +40,23 @@ class Statements:
         self._mirror = mirror
         self._longest = longest
         self._tables = {name.lower(): name for name in mirror.tables}
-        self._guard = Guard(self._tables, {name.lower(): name for name in mirror.views})
-        self._seen: OrderedDict[str, Prepared] = OrderedDict()
+        named = {name.lower(): name for name in mirror.plain}
+        self._guard = Guard({**self._tables, **named}, {name.lower(): name for name in mirror.views})
+        self._seen: OrderedDict[tuple[str, bool], Prepared] = OrderedDict()
         self._lock = threading.Lock()
 
-    def prepare(self, sql: str) -> Prepared:
-        """Check a statement; raises QueryRefused or QueryFailed. Runs on a worker: a text can take a while to read."""
+    def prepare(self, sql: str, postgres: bool = False) -> Prepared:
+        """Check a statement; raises QueryRefused or QueryFailed. Runs on a worker: a text can take a while to read.
+
+        ``postgres``: it is PostgreSQL's SQL, and is to get PostgreSQL's answer.
+        """
         with self._lock:
-            found = self._seen.get(sql)
+            found = self._seen.get((sql, postgres))
             if found is not None:
-                self._seen.move_to_end(sql)
+                self._seen.move_to_end((sql, postgres))
                 return found
         try:
-            prepared = self._prepare(sql)
+            prepared = self._prepare(sql, postgres)
         except TidegateError:
             raise
         except Exception as error:  # what can't be parsed can't be checked: parsers raise all kinds of errors
@@ -57,22 +64,47 @@ class Statements:
             raise QueryRefused(f"this can't be read as a query ({told})", sqlstate="42601", sql=sql) from None
         if len(sql) <= SHORT:
             with self._lock:
-                self._seen[sql] = prepared
+                self._seen[sql, postgres] = prepared
                 if len(self._seen) > REMEMBERED:
                     self._seen.popitem(last=False)
         return prepared
 
-    def _prepare(self, sql: str) -> Prepared:
+    def _prepare(self, sql: str, postgres: bool) -> Prepared:
         self.check_length(sql)
         plain, as_of = text.as_of(sql)
         cursor = self._mirror.cursor()
         try:
-            if mentions_catalog(plain):
-                changed = rewritten(plain)
-                return Prepared(changed, self._guard.check(cursor, changed, rewritten=True), as_of, True)
+            if postgres or mentions_catalog(plain):
+                return self._translated(cursor, plain, as_of)
             return Prepared(plain, self._guard.check(cursor, plain), as_of)
         finally:
             cursor.close()
+
+    def _translated(self, cursor: duckdb.DuckDBPyConnection, sql: str, as_of: int | None) -> Prepared:
+        first = text.words(sql, 2)
+        if first[:1] in (["describe"], ["summarize"]):  # DuckDB's own
+            return Prepared(sql, self._guard.check(cursor, sql), as_of)
+        before, rest = "", sql
+        if first[:1] == ["explain"]:
+            before = "EXPLAIN ANALYZE " if first[1:] == ["analyze"] else "EXPLAIN "
+            rest = re.sub(r"^\s*explain(\s+analyze)?", "", sql, flags=re.IGNORECASE)
+        try:
+            changed, computed = translated(rest, lambda probe: self._bound(cursor, probe))
+        except QueryFailed as error:
+            if error.sqlstate == "42601":
+                self._guard.check(cursor, sql)  # what is no query is told so
+            raise
+        changed = before + changed
+        reading = self._guard.check(cursor, changed, rewritten=True)
+        return Prepared(changed, reading, as_of, mentions_catalog(sql), () if before else computed)
+
+    def _bound(self, cursor: duckdb.DuckDBPyConnection, probe: str) -> list[str]:
+        """The types of a query's columns; it is not run."""
+        self._guard.check(cursor, probe, rewritten=True)
+        try:
+            return types_of(cursor.sql(probe))
+        except duckdb.Error as error:
+            raise failed(error) from None
 
     def check_length(self, sql: str) -> None:
         """QueryRefused for a text that is too long to be read. Comes before anything else is done with it."""

@@ -60,7 +60,9 @@ class Child:
                     sys.executable,
                     "-P",
                     "-c",
-                    "import sys; from tidegate.replica.child import main; main(sys.argv[1:])",
+                    # what stops the engine's group, or all of its service, is for the engine: it ends the replica
+                    "import signal as s, sys; s.signal(s.SIGINT, s.SIG_IGN); s.signal(s.SIGTERM, s.SIG_IGN); "
+                    "from tidegate.replica.child import main; main(sys.argv[1:])",
                 ),
                 *(str(n) for n in (theirs.fileno(), local, postgres, limits.memory_mb, limits.connections)),
             ],

@@ -10,10 +10,11 @@ from tidegate.storage.database import Database
 from tidegate.streams.batch import Batch
 from tidegate.streams.border import Border
 from tidegate.testing.history import Entry, History
-from tidegate.txn.entries import Call
-from tidegate.txn.log.record import Called, Fed, Pushed, Record, Resumed, from_us
+from tidegate.txn.entries import Advance, Call
+from tidegate.txn.log.record import Advanced, Asked, Called, Fed, Pushed, Reasked, Record, Requeued, Resumed, from_us
 from tidegate.txn.positions import rank_of, sequence_of
 from tidegate.txn.runtime import Runtime
+from tidegate.txn.shown import Shown
 from tidegate.txn.teller import Teller
 from tidegate.txn.ticket import Ticket
 
@@ -36,18 +37,31 @@ class _Accepted:
         self._runtime = Runtime(app, self._graph, Database(app.tables.values()))  # to bind the arguments of calls
         self._borders = {s.name: Border(s.relation, s.key) for s in app.streams.values() if s.border}
         self._origin: dict[int, tuple[Batch, int]] = {}  # sequence -> its batch, and the first sequence of that
+        self._shown: dict[int, tuple[Shown, ...]] = {}  # position -> the questions asked there
         self._history = History()
         self._last = 0
 
     def read(self, records: Iterable[Record]) -> tuple[History, int]:
         for record in records:
             match record:
-                case Pushed() | Fed():
+                case Pushed() | Fed() | Requeued():
                     for sequence, batch in self._batches(record):
+                        self._origin[sequence] = batch, sequence
+                        self._enter(Entry(sequence, from_us(record.time_us), Ticket(_TELLER), batch=batch))
+                case Advanced():
+                    keys = None if record.keys is None else tuple(from_json(key) for key in record.keys)
+                    advance = Advance(self._borders[record.stream], record.to, record.batch_id, keys)
+                    for sequence, batch in enumerate(advance.batches(), record.sequence):
                         self._origin[sequence] = batch, sequence
                         self._enter(Entry(sequence, from_us(record.time_us), Ticket(_TELLER), batch=batch))
                 case Called():
                     self._enter(self._call(record))
+                case Asked():
+                    asked = Shown(record.stream, record.procedure, record.digest, 0.0, None)
+                    before = [q for q in self._shown.get(record.position, ()) if q.stream != record.stream]
+                    self._shown[record.position] = (*before, asked)
+                case Reasked():
+                    self._shown[record.position] = self._shown[record.position][:-1]
                 case Resumed():
                     for old, new in record.moved:
                         self._move(old, new)
@@ -58,7 +72,7 @@ class _Accepted:
         self._history.entries.append(entry)
         self._last = max(self._last, entry.sequence)
 
-    def _batches(self, record: Pushed | Fed) -> Iterator[tuple[int, Batch]]:
+    def _batches(self, record: Pushed | Fed | Requeued) -> Iterator[tuple[int, Batch]]:
         border = self._borders[record.stream]
         rows = RowCodec(border.relation).unpack(record.rows)
         sequence = record.sequence
@@ -79,9 +93,16 @@ class _Accepted:
 
     def _move(self, old: int, new: int) -> None:
         batch, entry = self._origin[sequence_of(new)] = self._origin[sequence_of(old)]
-        unit = next(unit for unit in self._graph.caused_by[batch.stream] if unit.rank == rank_of(old))
+        units = self._graph.caused_by[batch.stream]
+        unit = next(unit for unit in units if unit.rank <= rank_of(old) < unit.rank + unit.room)
+        self._history.moves[old] = new
+        if unit.divided:  # which key it is for is not in the log
+            self._shown[new] = self._history.answered_at[new] = self._shown.pop(old, ())
+            self._last = max(self._last, sequence_of(new))
+            return
         number = batch.id if unit.numbered_by is None else entry
         self._history.moved[unit.name, batch.key, number] = new
+        self._shown[new] = self._history.answered[unit.name, batch.key, number] = self._shown.pop(old, ())
         self._last = max(self._last, sequence_of(new))
 
 

@@ -2,8 +2,8 @@
 
 It takes the place of an executor's loop. At every step it picks, by its seed, one of the things that could happen next:
 the next input enters, an execution that may run starts, one that has begun runs its next member or commits, a decision
-is answered, a deadline passes, a merge happens, the engine is closed and reopened, a halted dataflow is resumed. Inside
-a procedure the same happens at every access to a table, so that bodies interleave too.
+is answered, a question is asked anew, a deadline passes, a merge happens, the engine is closed and reopened, a halted
+dataflow is resumed. Inside a procedure the same happens at every access to a table, so that bodies interleave too.
 
 With executor ``"serial"`` or ``"threads"`` the engine runs executions itself; the driver does the rest.
 """
@@ -56,7 +56,28 @@ class Call:
         return f"call({', '.join(map(repr, (self.procedure, *self.arguments)))})"
 
 
-Input = Push | Call
+@dataclass(frozen=True)
+class Advance:
+    """A watermark for a border stream."""
+
+    stream: str
+    to: int
+    batch_id: int | None = None
+
+    def __str__(self) -> str:
+        number = "" if self.batch_id is None else f", batch_id={self.batch_id}"
+        return f"advance({self.stream!r}, {self.to}{number})"
+
+
+@dataclass(frozen=True)
+class Finish:
+    """The end of all border streams."""
+
+    def __str__(self) -> str:
+        return "finish()"
+
+
+Input = Push | Call | Advance | Finish
 
 
 class Stuck(TidegateError):
@@ -128,6 +149,7 @@ class SeededDriver:
         self._begun: dict[Execution, Any] = {}  # body run as far as possible -> the outcome to settle, or PAUSED
         self._broken: ProcedureFailed | None = None
         self._resumes = 0
+        self._requeues = 3
         self._take(engine)
 
     def _take(self, engine: Engine) -> None:
@@ -204,9 +226,11 @@ class SeededDriver:
         return True
 
     def _outside(self, chance: float) -> bool:
-        """From time to time: a decision arrives, deadlines pass, the engine is reopened."""
+        """From time to time: a decision arrives, a question is asked anew, deadlines pass, the engine is reopened."""
         if chance < self._merges + 0.03:
             return self._answer()
+        if chance < self._merges + 0.04:
+            return self._reask()
         if chance > 0.995:
             return self._expire()
         return chance > 0.98 and self._reopens > 0 and not self._depth_now and self._reopened()
@@ -228,7 +252,7 @@ class SeededDriver:
         if not engine.scheduler.idle:
             waiting = "; ".join(f"{e} {e.reason}" for e in engine.scheduler.waiting())
             raise Stuck(f"nothing can run, but {waiting}")
-        return False
+        return not self._inputs and self._requeue()
 
     def _wait_for_threads(self) -> None:
         executor: Any = self.engine.executor
@@ -250,6 +274,10 @@ class SeededDriver:
         self.clock.advance(0.001)
         if isinstance(item, Call):
             self.engine.submit(item.procedure, *item.arguments)
+        elif isinstance(item, Advance):
+            self.engine.advance(item.stream, item.to, batch_id=item.batch_id)
+        elif isinstance(item, Finish):
+            self.engine.finish()
         else:
             self.engine.push(item.stream, item.rows, item.batch_id)
 
@@ -312,8 +340,9 @@ class SeededDriver:
 
     def _collect(self) -> None:
         """Drop versions that no reader needs: the last step of a merge, without its cost."""
-        scheduler, snapshots = self.engine.scheduler, list(self.engine.executor.snapshots)
+        scheduler = self.engine.scheduler
         with self.engine.lock:
+            snapshots = sorted(self.engine.executor.snapshots)
             for table in self.engine.database.tables.values():
                 if table.chains:
                     table.trim(scheduler.open_positions(table.name), snapshots)
@@ -331,13 +360,31 @@ class SeededDriver:
             if not wanted and (asked or execution is not None or self._random.random() < 0.8):
                 continue
             self._decisions[stream, key].popleft()
+            open_now = self.engine.questions()
+            asked_now = [q for q in open_now if (q.stream, q.key, q.batch_id) == (stream, key, decision.batch_id)]
             try:
-                self.engine.push(stream, decision.rows, decision.batch_id)
+                if asked_now:
+                    self.engine.answer(asked_now[0], decision.rows)
+                else:
+                    self.engine.push(stream, decision.rows, decision.batch_id)
                 self._tell(f"{decision} {'answers' if wanted else 'comes early'}")
             except BatchError:
                 self._tell(f"{decision} comes too late")
             return True
         return False
+
+    def _reask(self) -> bool:
+        """Ask one of the open questions anew: its procedures, being deterministic, ask the same."""
+        questions = self.engine.questions()
+        if not questions:
+            return False
+        question = self._random.choice(questions)
+        try:
+            self.engine.reask(question)
+        except BatchError:  # it was answered meanwhile
+            return False
+        self._tell(f"{question.unit} on batch {question.batch_id} is asked anew")
+        return True
 
     def _expire(self) -> bool:
         """Let the deadlines of all open questions pass."""
@@ -356,12 +403,34 @@ class SeededDriver:
             halted = list(self.engine.scheduler.halted)
         self._resumes += 1
         if self._resumes > RESUMES:
-            raise Stuck(f"dataflow {halted[0]} halts again and again; only histories that finish can be compared")
-        for dataflow in halted:
-            self._tell(f"resume {dataflow}")
+            raise Stuck(f"dataflow {halted[0][0]} halts again and again; only histories that finish can be compared")
+        one_key = self._random.random() < 0.3
+        for dataflow, key in (
+            halted if one_key else [(name, None) for name in dict.fromkeys(name for name, _ in halted)]
+        ):
+            skip = self._random.random() < 0.2
+            told = f" for key {key!r}" if one_key else ""
+            self._tell(f"{'skip' if skip else 'resume'} {dataflow}{told}")
             if self._repair is not None:
                 self._repair(dataflow)
-            self.engine.resume(dataflow)
+            act = self.engine.skip if skip else self.engine.resume
+            act(dataflow, **({"key": key} if one_key else {}))
+
+    def _requeue(self) -> bool:
+        """Accept the batch of a dead letter again, if it may be. (It takes the id that the next push would.)"""
+        with self.engine.lock:
+            letters = sorted({str(d.position) for d in self.engine.journal.dead_letters if d.position is not None})
+        if not letters or not self._requeues:
+            return False
+        self._requeues -= 1
+        letter = self._random.choice(letters)
+        try:
+            self.engine.requeue(letter)
+        except TidegateError as error:
+            self._tell(f"requeue {letter}: {error}")
+        else:
+            self._tell(f"requeue {letter}")
+        return True
 
     def _reopened(self) -> bool:
         """Close and open again; what had begun is restarted. Not while a call is open."""
@@ -371,8 +440,16 @@ class SeededDriver:
             return False
         self._tell("close and reopen")
         self._begun.clear()
+        before = _shown(self.engine)
         self._take(self._reopen(self.engine))
+        if _shown(self.engine) != before:
+            raise CorruptionError(f"before closing these were asked: {before}; after opening: {_shown(self.engine)}")
         return True
+
+
+def _shown(engine: Engine) -> list[Any]:
+    """The open questions with all that they show."""
+    return [(q.id, q.digest, [(name, list(batch)) for name, batch in q.batches.items()]) for q in engine.questions()]
 
 
 def _give_way() -> None:

@@ -8,11 +8,13 @@ compared with this.
 from __future__ import annotations
 
 import datetime as dt
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush
 from typing import Any
 
 from tidegate.dataflows.app import App
-from tidegate.dataflows.graph import Graph
+from tidegate.dataflows.graph import Graph, Unit
+from tidegate.dataflows.partitions import Partitions, partitions_of
 from tidegate.errors import Aborted, ProcedureFailed, TidegateError
 from tidegate.storage.database import Database
 from tidegate.streams.batch import Batch
@@ -27,13 +29,14 @@ from tidegate.txn.transaction import Transaction
 
 @dataclass(frozen=True)
 class Planned:
-    """An execution that will run if all its inputs have rows."""
+    """An execution that will run if all its inputs have rows. ``whole``: one for each key, known by then."""
 
     unit: str
     key: Any
     batch_id: int
     time: dt.datetime
     entry: int
+    whole: bool = False
 
 
 def plan(graph: Graph, history: History) -> dict[Position, Planned]:
@@ -57,8 +60,10 @@ def plan(graph: Graph, history: History) -> dict[Position, Planned]:
                 complete = graph.placed_by(unit, batch.stream, placed) is not None
             if complete:
                 placed.add(unit.name)
-                at = history.moved.get((unit.name, batch.key, number), position(entry.sequence, unit.rank))
-                planned[at] = Planned(unit.name, batch.key, number, entry.time, entry.sequence)
+                at = position(entry.sequence, unit.rank)
+                moved = history.moved.get((unit.name, batch.key, number), at)
+                at = history.moved_from(at) if unit.divided else moved
+                planned[at] = Planned(unit.name, batch.key, number, entry.time, entry.sequence, unit.divided)
     return planned
 
 
@@ -75,6 +80,7 @@ class Reference:
         self._batches: dict[tuple[str, Any, int], Batch] = {
             (e.batch.stream, e.batch.key, e.batch.id): e.batch for e in history.entries if e.batch is not None
         }
+        self._keys: dict[tuple[str, int], dict[Any, Batch | None]] = {}  # stream, sequence -> what each key has
         self._entered: dict[tuple[str, int], Batch] = {  # by the sequence number of what caused them
             (e.batch.stream, e.sequence): e.batch for e in history.entries if e.batch is not None
         }
@@ -82,35 +88,99 @@ class Reference:
     def run(self) -> Outcome:
         work: dict[Position, Planned | Entry] = {**plan(self.runtime.graph, self.history)}
         work.update({position(e.sequence, 0): e for e in self.history.entries if e.call is not None})
-        for at in sorted(work):
+        heapify(waiting := list(work))
+        while waiting:
+            at = heappop(waiting)
             item = work[at]
             if isinstance(item, Entry):
                 self._call(at, item)
+            elif item.whole:
+                for own, one in self._divided(at, item):
+                    work[own] = one
+                    heappush(waiting, own)
             else:
                 self._execute(at, item)
+        for letter in self.history.requeued:
+            self.journal.requeued(letter)
         outcome = outcome_of(self.runtime, self.journal, self.record)
         outcome.calls = self.calls
         return outcome
 
+    def _divided(self, at: Position, planned: Planned) -> list[tuple[Position, Planned]]:
+        """An execution for each key of its inputs, in ascending order, at the positions that follow."""
+        unit = self.runtime.units[planned.unit].unit
+        inputs = [set(self._of_keys(stream, planned)) for stream in unit.inputs]
+        keys = sorted(set.union(*inputs) if unit.either else set.intersection(*inputs))
+        for stream in unit.outputs:
+            self._keys[stream, planned.entry] = dict.fromkeys(keys)
+        return [
+            (self.history.moved_from(own), replace(planned, key=key, whole=False))
+            for own, key in enumerate(keys, at + 1)
+        ]
+
+    def _of_keys(self, stream: str, planned: Planned) -> dict[Any, Batch | None]:
+        """By key, what there is on a stream for a unit that was divided."""
+        entered = self._entered.get((stream, planned.entry))
+        known: dict[Any, Batch | None] = {} if entered is None else {entered.key: entered}
+        return self._keys.get((stream, planned.entry), known)
+
+    def _input(self, unit: Unit, stream: str, planned: Planned) -> Batch | None:
+        if unit.divided and stream in unit.inputs:
+            return self._of_keys(stream, planned).get(planned.key)
+        if unit.either:
+            return self._entered.get((stream, planned.entry))
+        return self._batches.get((stream, planned.key, planned.batch_id))
+
     def _execute(self, at: Position, planned: Planned) -> None:
         unit = self.runtime.units[planned.unit]
-        inputs = {}
+        inputs: dict[str, Batch] = {}
+        answers: dict[str, Batch] = {}
         for stream in (*unit.unit.inputs, *unit.unit.awaited):
-            if unit.unit.either:
+            batch = self._input(unit.unit, stream, planned)
+            if stream in unit.unit.awaited:
+                answers = answers if batch is None else {**answers, stream: batch}
+            elif batch is not None and (len(batch) or (unit.minds and batch.watermark is not None)):
+                inputs[stream] = batch
+        if not self._starts(unit, inputs):
+            return
+        inputs = unit.unit.started_by({**inputs, **answers})
+        txn = self.runtime.begin(unit, at, planned.batch_id, planned.key, planned.time, inputs)
+        if unit.named:
+            txn.partitions = self._partitions(unit, planned)
+        skipped = self.history.skipped.get((planned.unit, planned.key, planned.batch_id))
+        if skipped is not None:
+            txn.program = self.runtime.programs[skipped.procedure]
+            self.journal.dead_letter(txn, skipped)
+            return
+        answered = self.history.answered.get((planned.unit, planned.key, planned.batch_id), ())
+        txn.shown = self.history.answered_at.get(at, answered)
+        txn.entry = planned.entry
+        if self._finish(unit, txn) is None:
+            for stream, output in self.runtime.commit(txn, False).items():
+                if isinstance(output, dict):
+                    self._keys[stream, planned.entry] = {**output}
+                elif unit.unit.divided:
+                    self._keys[stream, planned.entry][planned.key] = output
+                else:
+                    self._batches[stream, output.key, output.id] = output
+                    self._entered[stream, planned.entry] = output
+
+    def _starts(self, unit: UnitProgram, inputs: dict[str, Batch]) -> bool:
+        """Rows on all of its inputs start a unit (an either-unit: on one); one that minds time, a watermark on any."""
+        timed = any(batch.watermark is not None for batch in inputs.values())
+        return bool(inputs) and (unit.unit.either or timed or len(inputs) == len(unit.unit.inputs))
+
+    def _partitions(self, unit: UnitProgram, planned: Planned) -> Partitions:
+        """What the rows of the border batches name, found without the scheduler."""
+        known = {}
+        for stream in sorted(unit.unit.ancestors):
+            if unit.unit.numbered_by is not None:
                 batch = self._entered.get((stream, planned.entry))
             else:
                 batch = self._batches.get((stream, planned.key, planned.batch_id))
             if batch is not None:
-                inputs[stream] = batch
-            elif stream in unit.unit.inputs and not unit.unit.either:
-                return
-        if not inputs:
-            return
-        txn = self.runtime.begin(unit, at, planned.batch_id, planned.key, planned.time, inputs)
-        if self._finish(unit, txn) is None:
-            for batch in self.runtime.commit(txn, False).values():
-                self._batches[batch.stream, batch.key, batch.id] = batch
-                self._entered[batch.stream, planned.entry] = batch
+                known[stream] = batch
+        return partitions_of(unit.named, planned.key, known)
 
     def _call(self, at: Position, entry: Entry) -> None:
         assert entry.call is not None

@@ -171,6 +171,7 @@ class Soak:
         """One life; False when it was the last."""
         chance, summary = self._chance, self.summary
         child = self._child = self._start()
+        self._watch.begin(time.monotonic())
         early = summary.lives > 1 and chance.random() < 0.15  # while it recovers
         wanted_s = chance.uniform(0, 3) if early else chance.uniform(0.1, 1.9) * self._kills_every_s
         gently = not early and chance.random() < 0.25

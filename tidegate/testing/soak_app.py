@@ -12,7 +12,7 @@ from typing import Any
 
 from tidegate.dataflows.app import App
 from tidegate.dataflows.definitions import partition
-from tidegate.engine.system_views import Question
+from tidegate.engine.questions import Question
 from tidegate.streams.batch import Batch
 from tidegate.streams.windows import window
 from tidegate.txn.transaction import Transaction

@@ -129,7 +129,7 @@ def ward(recovery: str = "weak", deadline_s: float = 0.2) -> App:
     app.stream("vitals", "patient INTEGER, beat INTEGER NOT NULL", border=True, key="patient")
     app.stream("alarms", "patient INTEGER, beat INTEGER, dice DOUBLE")
 
-    @app.procedure(inputs="orders", outputs="risky", writes=[partition("meds"), partition("asked")])
+    @app.procedure(inputs="orders", outputs="risky", writes=[partition("meds"), partition("asked", by="patient")])
     def check(txn: Transaction, orders: Batch) -> None:
         before = txn.get("asked", txn.key)
         txn.upsert("asked", (txn.key, 1 if before is None else before.n + 1))
@@ -296,7 +296,75 @@ def till_subject(recovery: str) -> Subject:
     return Subject("till", till(recovery), steps)
 
 
-BUILT_IN = {"leaderboard": leaderboard_subject, "ward": ward_subject, "till": till_subject}
+def bank(recovery: str = "weak") -> App:
+    """Transfers per branch, posted per account: the stream between them has a key of its own."""
+    app = App("bank", recovery=recovery)  # type: ignore[arg-type]
+    app.table(
+        "CREATE TABLE balances (account INTEGER PRIMARY KEY, amount BIGINT NOT NULL, posted INTEGER)",
+        partition_by="account",
+    )
+    app.table("CREATE TABLE totals (id INTEGER PRIMARY KEY, n BIGINT NOT NULL, last_batch BIGINT)")
+    app.stream("transfers", "branch INTEGER, payer INTEGER, payee INTEGER, amount INTEGER", border=True, key="branch")
+    app.stream("entries", "account INTEGER NOT NULL, amount INTEGER NOT NULL", key="account")
+    app.stream("statements", "account INTEGER, balance BIGINT, dice DOUBLE")
+
+    @app.procedure(inputs="transfers", outputs="entries", reads=["totals"])
+    def split(txn: Transaction, transfers: Batch) -> None:
+        if any(transfer.amount == 13 for transfer in transfers):
+            txn.abort("forged")
+        bonus = txn.count("totals")
+        for transfer in transfers:
+            txn.emit("entries", [(transfer.payer, -transfer.amount), (transfer.payee, transfer.amount + bonus)])
+
+    @app.procedure(
+        inputs="entries",
+        outputs="statements",
+        writes=[partition("balances")],
+        windows={"last": window("entries", count=3, slide=1)},
+    )
+    def post(txn: Transaction, entries: Batch) -> None:
+        if World.down and txn.key % 2:
+            raise ConnectionError("the account is unreachable")
+        before = txn.get("balances", txn.key)
+        amount, posted = (0, 0) if before is None else before[1:3]
+        recent = sum(row.amount for extent in txn.window("last").windows for row in extent.rows)
+        amount += sum(entry.amount for entry in entries)
+        if amount < -120:
+            txn.abort("overdrawn")
+        txn.upsert("balances", (txn.key, amount, posted + len(entries)))
+        if recent % 3:
+            txn.emit("statements", [(txn.key, amount + recent, txn.random.random())])
+
+    @app.procedure(inputs="statements", reads=[partition("balances")], writes=["totals"])
+    def total(txn: Transaction, statements: Batch) -> None:
+        before, balance = txn.get("totals", txn.key % 2), txn.get("balances", txn.key)
+        n = len(statements) + (0 if before is None else before.n) + (0 if balance is None else balance.posted)
+        txn.upsert("totals", (txn.key % 2, n, txn.batch_id))
+
+    return app
+
+
+def bank_subject(recovery: str) -> Subject:
+    def steps(seed: int) -> list[Step]:
+        chance = random.Random(seed)
+        made: list[Step] = []
+        for number in range(1, 81):
+            rows = tuple(
+                (branch, chance.randrange(6), chance.randrange(6), chance.choice((5, 7, 13, 20, 31)))
+                for branch in chance.sample(range(1, 4), chance.randrange(1, 3))
+                for _ in range(chance.randrange(1, 3))
+            )
+            push = Push("transfers", rows, number)
+            kind = chance.random()
+            made += [Outage(), push, Outage(over=True)] if kind < 0.08 else [push]
+            if kind > 0.92:
+                made.append(Checkpoint(generation=chance.random() < 0.5))
+        return made
+
+    return Subject("bank", bank(recovery), steps)
+
+
+BUILT_IN = {"leaderboard": leaderboard_subject, "ward": ward_subject, "till": till_subject, "bank": bank_subject}
 
 
 # ---- apps of others

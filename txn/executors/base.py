@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tidegate import crashpoints
@@ -15,8 +15,9 @@ from tidegate.errors import Aborted, ProcedureFailed, TidegateError
 from tidegate.storage.database import Readers
 from tidegate.storage.halfway import ENDING
 from tidegate.streams.batch import Batch
+from tidegate.streams.dividing import Divided
 from tidegate.txn.context import Context, still_waiting
-from tidegate.txn.entries import Work
+from tidegate.txn.entries import Resumption, Work
 from tidegate.txn.execution import Execution, State
 from tidegate.txn.journal import Journal
 from tidegate.txn.log.record import to_us
@@ -25,6 +26,7 @@ from tidegate.txn.positions import Position
 from tidegate.txn.program import UnitProgram
 from tidegate.txn.runtime import Runtime, interrupted
 from tidegate.txn.scheduler import Scheduler
+from tidegate.txn.shown import answered, show
 from tidegate.txn.teller import Teller
 from tidegate.txn.ticket import Ticket
 from tidegate.txn.transaction import Transaction
@@ -67,9 +69,29 @@ class Executor:
         with self.lock:
             if work.call is not None:
                 self.admit_call(work, ticket)
+            elif work.resumption is not None:
+                self.resumed(work.resumption)
             else:
                 for sequence, batch in enumerate(work.batches, work.first):
                     self.admit(sequence, batch, work.time, ticket)
+
+    def resumed(self, resumption: Resumption) -> None:
+        """A halted dataflow continues: so do its tickets. Those of a batch that was skipped get the failure."""
+        for execution in (*resumption.skipped, *(execution for _, execution in resumption.moved)):
+            for ticket in execution.context.tickets:
+                if ticket.stopped:
+                    ticket.resume()
+        for execution in resumption.skipped:
+            context: Context = execution.context
+            assert context.failure is not None
+            self.journal.skipped(execution, context.time, context.failure)
+            self.journal.finishing(context.tickets, context.failure)
+            self.scheduler.withdrawn.remove(execution)
+            self._finish_tickets(execution, context.failure, None)
+        for _, execution in resumption.moved:
+            execution.context.failure = None
+        self._after_scheduling()
+        self.ended.notify_all()
 
     def nobodys(self) -> Ticket:
         """A ticket that nobody waits for."""
@@ -78,7 +100,7 @@ class Executor:
     def admit(self, sequence: int, batch: Batch, time: dt.datetime, ticket: Ticket | None) -> None:
         """Have the scheduler place what a border batch causes; its windows may be evaluated ahead of time."""
         if self.runtime.ahead is not None:
-            self.runtime.ahead.coming(batch.relation.name, batch.key, batch.rows, to_us(time))
+            self.runtime.ahead.coming(batch.relation.name, batch.key, batch.given, to_us(time))
         self.schedule(sequence, batch, time, ticket)
 
     def schedule(self, sequence: int, batch: Batch, time: dt.datetime, ticket: Ticket | None) -> None:
@@ -109,7 +131,16 @@ class Executor:
         """There may be something to run."""
 
     def _after_scheduling(self) -> None:
-        """Executions that will never start count as finished for their tickets."""
+        """Executions that will never start count as finished for their tickets; those that were divided, as their parts."""
+        for whole, executions in self.scheduler.divided:
+            context: Context = whole.context
+            for execution in executions:
+                execution.context = Context(context.program, context.time, context.tickets[0])
+                execution.context.tickets = [*context.tickets]
+                for ticket in context.tickets:
+                    ticket.expect()
+            self._finish_tickets(whole, None, None)
+        self.scheduler.divided.clear()
         while self.scheduler.withdrawn:
             self._finish_tickets(self.scheduler.withdrawn.pop(), None, None)
 
@@ -166,18 +197,29 @@ class Executor:
                 if context.program.committed:
                     self.hold_snapshot(context.txn.commit)
         else:
-            arrived = {s: b for s, b in execution.inputs.items() if b is not None and s not in context.txn.streams}
-            context.txn.streams.update(arrived)
+            given, streams = execution.inputs, context.txn.streams
+            for stream in execution.unit.awaited:
+                if given.get(stream) is not None and stream not in streams:
+                    streams[stream] = given[stream]  # type: ignore[assignment]
         return context.txn
 
     def _begin(self, execution: Execution) -> Transaction:
         context: Context = execution.context
-        inputs = {stream: batch for stream, batch in execution.inputs.items() if batch is not None}
+        known = {stream: batch for stream, batch in execution.inputs.items() if batch is not None}
+        inputs = execution.unit.started_by(known)
         txn = self.runtime.begin(
             context.program, execution.position, execution.batch_id, execution.key, context.time, inputs
         )
         if context.call is not None:
             txn.arguments, txn.partitions = context.call.arguments, context.call.partitions
+        elif context.program.named:
+            txn.partitions = execution.partitions
+        if context.program.rekeyed:
+            txn.entry = execution.entry
+        if context.shown:
+            point = context.shown[-1].point
+            txn.shown, txn.attempts = context.shown, 0 if point is None else point.attempts
+            txn.restart()
         return txn
 
     def _attempt_watched(self, txn: Transaction, deadline_s: float) -> Outcome:
@@ -211,19 +253,37 @@ class Executor:
         if outcome is COMMITTED:
             self._finish(execution, self.commit(txn, self._someone_reads_older(execution.position)), None)
         elif isinstance(outcome, Waits):
-            context.asked_at = self.clock.monotonic()
-            self.scheduler.suspend(execution, outcome.stream)
+            self._ask(execution, txn, outcome.stream)
         elif self.undo(txn, outcome):
             self._finish(execution, {}, outcome)
         else:
             assert isinstance(outcome, ProcedureFailed)
             self._release_snapshot(context)
-            context.txn = None
+            context.txn, context.failure, context.shown = None, outcome, answered(context.shown)
             parked = self.scheduler.halt(execution, outcome.parked)
             self.journal.halted(txn, outcome, parked)
             for ticket in context.tickets:
                 ticket.stop(outcome)
         self._after_scheduling()
+
+    def _ask(self, execution: Execution, txn: Transaction, stream: str) -> None:
+        """Its next member waits for an answer: keep what the question shows. One that was restored was asked before."""
+        context: Context = execution.context
+        last = context.shown[-1] if context.shown else None
+        if last is None or last.point is None or (last.stream, last.point.cursor) != (stream, txn.cursor):
+            question = show(txn, stream, self.clock.monotonic())
+            context.shown = txn.shown = (*[q for q in context.shown if q.stream != stream], question)
+            self.journal.asked(txn, question)
+        self.scheduler.suspend(execution, stream)
+
+    def reask(self, execution: Execution) -> None:
+        """Withdraw the question of a suspended execution: what is in front of it runs again. The caller holds the lock."""
+        context: Context = execution.context
+        context.shown = context.shown[:-1]
+        if context.txn is not None:
+            context.txn.shown = context.shown
+            context.txn.restart()
+        self.scheduler.reask(execution)
 
     def undo(self, txn: Transaction, outcome: Outcome) -> bool:
         """Record that it was undone; False if its dataflow has to halt in front of it instead."""
@@ -239,7 +299,7 @@ class Executor:
             return False
         return True
 
-    def commit(self, txn: Transaction, keep_older: bool) -> dict[str, Batch]:
+    def commit(self, txn: Transaction, keep_older: bool) -> Mapping[str, Batch | Divided]:
         """Log it first, then make it visible: what the log refuses has not happened."""
         if crashpoints.listened_to:
             crash_point("execution-before-commit")
@@ -257,7 +317,7 @@ class Executor:
         oldest = self.scheduler.oldest()
         return bool(self.snapshots) or (oldest is not None and oldest < at)
 
-    def _finish(self, execution: Execution, outputs: dict[str, Batch], error: Any) -> None:
+    def _finish(self, execution: Execution, outputs: Mapping[str, Batch | Divided], error: Any) -> None:
         context: Context = execution.context
         self._release_snapshot(context)
         self.scheduler.finish(execution, outputs)

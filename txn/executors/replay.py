@@ -4,8 +4,8 @@
 * **strong**: executions are run again in the order in which they committed; nothing runs that is not in the log.
 * **effects**: executions are not run; their logged write sets and emitted batches are put in place.
 
-What might not happen again in the same way (a procedure that raised, a deadline that passed) is in the log in every
-mode; it is not run again, its outcome is repeated.
+What might not happen again in the same way (a procedure that raised, a deadline that passed, a question that someone
+was shown) is in the log in every mode; it is not run again, its outcome is repeated.
 
 While nothing else is unfinished a batch needs no scheduler, as in the serial executor: its units end one after another.
 As soon as the log says otherwise (a halt, other work in between), what is left goes to the scheduler.
@@ -15,29 +15,32 @@ from __future__ import annotations
 
 import datetime as dt
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from tidegate.clock import Clock
-from tidegate.errors import Aborted, CorruptionError, DeadlineExceeded, ProcedureFailed
+from tidegate.errors import Aborted, CorruptionError, DeadlineExceeded, ProcedureFailed, Runaway
 from tidegate.storage.codec import RowCodec, from_json
 from tidegate.streams.batch import Batch
+from tidegate.txn.context import Context
 from tidegate.txn.entries import Work
-from tidegate.txn.execution import State
+from tidegate.txn.execution import Execution, State
 from tidegate.txn.executors.serial import SerialExecutor, call_transaction, inline_transaction
 from tidegate.txn.journal import Journal
-from tidegate.txn.log.record import Any_, Called, Executed, Fed, Pushed
+from tidegate.txn.log.record import Advanced, Any_, Asked, Called, Executed, Fed, Pushed, Reasked, Requeued
 from tidegate.txn.outcome import COMMITTED, Outcome
 from tidegate.txn.positions import Position, describe, position, sequence_of
 from tidegate.txn.program import UnitProgram
 from tidegate.txn.repeating import Repeats, Unlogged, differs
 from tidegate.txn.runtime import Runtime
 from tidegate.txn.scheduler import Scheduler
+from tidegate.txn.shown import read_record
 from tidegate.txn.ticket import Ticket
 from tidegate.txn.transaction import Transaction
 
 SCHEDULED = ("halted", "failed")  # outcomes that need the scheduler
+ENTERED = (Pushed, Fed, Called, Requeued, Advanced)  # records of work that came in
 REPEATED = ("committed", "aborted")  # outcomes of running a procedure again, in mode strong
 
 
@@ -91,24 +94,42 @@ class ReplayExecutor(SerialExecutor):
         self.batches = 0
         self.executions = 0
         self.unlogged = Unlogged()
+        self.ran_away: list[Runaway] = []
         self.outcomes: Unlogged | Repeats | None = None
         if mode != "effects":
             self.outcomes = Repeats() if mode == "strong" else self.unlogged
         self._as_logged = mode in ("strong", "effects")
         self._codecs = codecs
-        self._held: set[int] = set()  # weak mode: positions that must not run before the record of how they ended
+        self._held: Counter[int] = (
+            Counter()
+        )  # weak mode: positions with records to come, before which they must not run
+        scheduler.held = self._held
         self._chunks: deque[Iterator[tuple[int, Batch, dt.datetime]]] = deque()  # accepted, but not fully admitted yet
 
     def look_ahead(self, record: Any) -> None:
-        """Weak mode: gets every outcome once before the replay begins. What failed must not run before its record."""
-        if isinstance(record, Executed) and not self._as_logged:
-            self._held |= {record.position, *(record.parked or ())}
+        """Weak mode: gets every outcome and question once before the replay begins. What failed or asked must not run
+        before its record.
+        """
+        if isinstance(record, (Executed, Asked)) and not self._as_logged:
+            self._held.update(_named(record))
+
+    def _release(self, record: Executed | Asked) -> None:
+        for at in _named(record):
+            if self._held[at] > 1:
+                self._held[at] -= 1
+            else:
+                del self._held[at]
 
     # ---- work in
 
     def place(self, work: Work, ticket: Ticket | None) -> None:
         if work.call is not None:
             self.place_call(work, ticket)
+        elif work.resumption is not None:
+            with self.lock:
+                self.resumed(work.resumption)
+            self.placed = work.last
+            self.run_ready()
         elif work.together or len(work.batches) == 1:
             for sequence, batch in enumerate(work.batches, work.first):
                 self._place_batch(sequence, batch, work.time)
@@ -149,6 +170,26 @@ class ReplayExecutor(SerialExecutor):
     def _is_held(self, sequence: int, units: list[UnitProgram]) -> bool:
         return any(position(sequence, unit.rank) in self._held for unit in units)
 
+    def skip(self, work: Work, reason: str) -> None:
+        """Give the work its place, but run nothing of it: what it would have caused gets batches without rows."""
+        self.placed = work.last
+        self.batches += len(work.batches)
+        self.journal.skipped_record(work, reason)
+        with self.lock:
+            for sequence, batch in enumerate(work.batches, work.first):
+                self.schedule(sequence, Batch(batch.relation, batch.id, (), batch.key), work.time, None)
+        self.run_ready()
+
+    # ---- running away
+
+    def undo(self, txn: Transaction, outcome: Outcome) -> bool:
+        """What does not end now, but may have ended before, because more was accepted after it, ends the replay."""
+        if isinstance(outcome, Runaway):
+            if self.tape.next is not None:
+                raise outcome
+            self.ran_away.append(outcome)
+        return super().undo(txn, outcome)
+
     # ---- chunks
 
     def _runs_at_one_go(self, work: Work) -> bool:
@@ -165,7 +206,7 @@ class ReplayExecutor(SerialExecutor):
         tape, found = self.tape, []
         while isinstance(tape.next, Executed) and tape.next.outcome in REPEATED:
             found.append(tape.take())
-        if found and sequence_of(found[-1].position) == work.last and isinstance(tape.next, (Pushed, Fed, Called)):
+        if found and sequence_of(found[-1].position) == work.last and isinstance(tape.next, ENTERED):
             self.outcomes.expected.extend(found)
             self.outcomes.running = True
             self.executions += len(found)
@@ -189,7 +230,7 @@ class ReplayExecutor(SerialExecutor):
         """
         while self._chunks:
             following = self.tape.next
-            if isinstance(following, Executed) and self.placed >= sequence_of(following.position):
+            if isinstance(following, (Executed, Asked)) and self.placed >= sequence_of(following.position):
                 return
             batch = next(self._chunks[0], None)
             if batch is None:
@@ -215,7 +256,7 @@ class ReplayExecutor(SerialExecutor):
         record = self.tape.next
         return isinstance(record, Executed) and record.position == at and record.outcome not in SCHEDULED
 
-    def _end_as_logged(self, txn: Transaction) -> dict[str, Batch]:
+    def _end_as_logged(self, txn: Transaction) -> Mapping[str, Any]:
         """Bring the transaction to the outcome in the next record; returns the batches it emitted."""
         self.executions += 1
         outcome = self._repeat(txn, self.tape.take())
@@ -236,22 +277,51 @@ class ReplayExecutor(SerialExecutor):
 
     def ended_as(self, record: Executed) -> None:
         """End an execution as the log says it ended."""
-        self._held -= {record.position, *(record.parked or ())}
-        execution = self.scheduler.live.get(record.position)
-        if execution is None or execution.state is not State.READY:
-            failures = "; ".join(failure.reason for failure in self.unlogged.records)
-            raise CorruptionError(
-                f"the log says that position {describe(record.position)} ended ({record.outcome}), but "
-                f"{'nothing is there' if execution is None else f'{execution} {execution.reason}'}. Likely cause: procedures "
-                f"that are not deterministic (failures in this replay: {failures or 'none'}); check what they depend on, "
-                f"then open again"
-            )
+        execution = self._ready_for(record, f"ended ({record.outcome})")
         self.executions += 1
         txn = self.start(self.scheduler.take(execution))
         self.unlogged.repeating = True
         self.settle(execution, self._repeat(txn, record))
         self.unlogged.repeating = False
         self.run_ready()
+
+    def asked_as(self, record: Asked) -> None:
+        """Have an execution ask what the log says it asked: what is in front of the question does not run."""
+        execution = self._ready_for(record, f"asked on {record.stream}")
+        context: Context = execution.context
+        with self.lock:
+            self._release_snapshot(context)
+            question = read_record(record, context.program, execution.batch_id, execution.key, self.clock.monotonic())
+            context.txn, context.shown = None, (*[q for q in context.shown if q.stream != record.stream], question)
+            self.scheduler.suspend(self.scheduler.take(execution), record.stream)
+        self.run_ready()
+
+    def reasked(self, record: Reasked) -> None:
+        """Withdraw a question, as the log says."""
+        execution = self.scheduler.live.get(record.position)
+        question = None if execution is None or execution.state is not State.SUSPENDED else execution.context.shown[-1]
+        if execution is None or question is None or question.digest != record.digest:
+            raise CorruptionError(
+                f"the log says that the question at position {describe(record.position)} with digest {record.digest} was "
+                f"withdrawn, but {'no question is open there' if question is None else f'its digest is {question.digest}'}"
+            )
+        with self.lock:
+            self.reask(execution)
+        self.run_ready()
+
+    def _ready_for(self, record: Executed | Asked, what: str) -> Execution:
+        """The execution that a record is about."""
+        self._release(record)
+        execution = self.scheduler.live.get(record.position)
+        if execution is None or execution.state is not State.READY:
+            failures = "; ".join(f.reason for f in self.unlogged.records if isinstance(f, Executed))
+            raise CorruptionError(
+                f"the log says that position {describe(record.position)} {what}, but "
+                f"{'nothing is there' if execution is None else f'{execution} {execution.reason}'}. Likely cause: procedures "
+                f"that are not deterministic (failures in this replay: {failures or 'none'}); check what they depend on, "
+                f"then open again"
+            )
+        return execution
 
     def _repeat(self, txn: Transaction, record: Executed) -> Outcome:
         """The outcome in the log; a commit or abort without logged effects is run again."""
@@ -268,11 +338,14 @@ class ReplayExecutor(SerialExecutor):
             case "expired":
                 return DeadlineExceeded(record.reason, reason=record.reason, **facts)
         policy = "dead_letter" if record.outcome == "dead_letter" else "halt"
-        return ProcedureFailed(record.reason, attempts=0, on_failure=policy, parked=record.parked, **facts)
+        told = {"on_failure": policy, "parked": record.parked, "trace": record.trace}
+        return ProcedureFailed(record.reason, attempts=record.attempts, **told, **facts)
 
     def _run_again(self, txn: Transaction, record: Executed) -> Outcome:
         """Strong mode: the procedure runs again, and must end as it did the first time."""
         outcome = self.runtime.attempt(txn)
+        if isinstance(outcome, Runaway):
+            raise outcome
         if outcome is COMMITTED if record.outcome == "committed" else isinstance(outcome, Aborted):
             return outcome
         raise differs(txn, record, "committed" if outcome is COMMITTED else f"ended with: {outcome}")
@@ -280,6 +353,9 @@ class ReplayExecutor(SerialExecutor):
     def _put_effects(self, txn: Transaction, record: Executed) -> None:
         assert record.writes is not None
         assert record.emitted is not None
+        if hasattr(txn, "shown"):  # the record has all it did, including what was in front of its questions
+            txn.shown = ()
+            txn.restart()
         writes = {}
         for table, (written, deleted) in record.writes.items():
             rows = self._codecs[table].unpack(written)
@@ -287,3 +363,8 @@ class ReplayExecutor(SerialExecutor):
             writes[table] = {key_of(row): row for row in rows} | {from_json(key): None for key in deleted}
         emitted = {stream: self._codecs[stream].unpack(rows) for stream, rows in record.emitted.items()}
         self.runtime.put_effects(txn, writes, emitted)
+
+
+def _named(record: Executed | Asked) -> list[int]:
+    """The positions that must not run before this record."""
+    return [record.position, *(record.parked or ())] if isinstance(record, Executed) else [record.position]

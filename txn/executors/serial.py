@@ -6,10 +6,12 @@ import datetime as dt
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from typing import Any
 
 from tidegate import crashpoints
 from tidegate.clock import Clock
 from tidegate.crashpoints import crash_point
+from tidegate.dataflows.partitions import partitions_of
 from tidegate.errors import Aborted
 from tidegate.mutex import Rank, reentrant
 from tidegate.storage.halfway import ACCEPTING, ENDING
@@ -44,7 +46,9 @@ class SerialExecutor(Executor):
         self._inline: dict[str, list[UnitProgram]] = {}
         for stream, units in graph.caused_by.items():
             plain = all(
-                (unit.numbered_by is not None or unit.ancestors == {stream}) and not unit.awaited for unit in units
+                (unit.numbered_by is not None or unit.ancestors == {stream})
+                and not (unit.awaited or unit.divided or unit.rekeyed)
+                for unit in units
             )
             watched = any(runtime.units[unit.name].deadline_s is not None for unit in units)
             if plain and not watched and not runtime.app.streams[stream].awaited:
@@ -66,6 +70,7 @@ class SerialExecutor(Executor):
             self.place_call(work, ticket)
             return
         if not work.batches:
+            super().place(work, ticket)
             return
         time, left = work.time, enumerate(work.batches, work.first)
         units = self._inline.get(work.batches[0].relation.name)
@@ -143,7 +148,7 @@ class SerialExecutor(Executor):
                     return self.scheduler.idle
         return True
 
-    def commit_inline(self, txn: Transaction) -> dict[str, Batch]:
+    def commit_inline(self, txn: Transaction) -> Mapping[str, Any]:
         """``commit`` for what the scheduler need not know about; only queries may read what it replaces."""
         halfway = self.halfway
         with self.lock:
@@ -238,12 +243,16 @@ def inline_transaction(
     """The transaction of a unit on the batches of its inputs; None when it does not start, because a batch has no rows."""
     only = unit.only_input
     if only is None:
-        inputs = {name: streams[name] for name in unit.inputs if name in streams}
-        if not inputs or (len(inputs) < len(unit.inputs) and not unit.unit.either):
+        taken = {name: unit.unit.takes(streams.get(name)) for name in unit.inputs}
+        if unit.unit.in_vain(taken.values()):
             return None
-    elif only in streams:
+        inputs = unit.unit.started_by({name: batch for name, batch in taken.items() if batch is not None})
+    elif only in streams and (len(streams[only]) or unit.unit.takes(streams[only]) is not None):
         inputs = {only: streams[only]}
     else:
         return None
     number = batch.id if unit.unit.numbered_by is None else sequence
-    return Transaction(runtime, unit, sequence << RANK_BITS | unit.rank, number, batch.key, time, inputs)
+    txn = Transaction(runtime, unit, sequence << RANK_BITS | unit.rank, number, batch.key, time, inputs)
+    if unit.named:
+        txn.partitions = partitions_of(unit.named, batch.key, streams)
+    return txn

@@ -19,12 +19,16 @@ from tidegate.txn.log.record import (
     FORMAT,
     HEADER,
     KINDS,
+    READABLE,
     Any_,
+    Asked,
     Checkpoint,
     Executed,
     Mark,
     Record,
     Segment,
+    Skipped,
+    Upgraded,
     body_of,
     decode,
     decode_raw,
@@ -32,9 +36,12 @@ from tidegate.txn.log.record import (
     seal,
 )
 
-UNAPPLIED = frozenset({Segment, Mark, Checkpoint})  # they say something about the log, not about the engine
-CHECKPOINTS: frozenset[type[Record]] = frozenset({Checkpoint})
-BEFORE_A_REPLAY = {"weak": CHECKPOINTS | {Executed}}  # what must be known, by mode; otherwise only checkpoints
+UNAPPLIED = frozenset({Segment, Mark, Checkpoint, Skipped, Upgraded})  # they are about the log, not about the engine
+ABOUT_THE_LOG: frozenset[type[Record]] = frozenset({Checkpoint, Skipped, Upgraded})
+OUTCOMES: frozenset[type[Record]] = frozenset({Executed, Asked})
+BEFORE_A_REPLAY = {
+    "weak": ABOUT_THE_LOG | OUTCOMES
+}  # what must be known, by mode; otherwise only what is about the log
 OLDER = "open it with the release that wrote it and copy the rows over, or start with a new directory"
 TOLD_EVERY = 1 << 18  # bytes
 MARK = body_of(Mark(0))[:2]  # how the body of every mark begins
@@ -67,6 +74,7 @@ class LogReader:
     """The log of one directory, from ``start`` (an LSN) to its end. ``end``, ``chain`` (the crc32 of the last frame
     before it) and ``cut`` are known once it has been read.
 
+    ``at``: in a replay, the LSN of the record read last.
     ``segment``: the header of the segment that the last entry came from. ``applied``: the headers of segments with records
     that a replay applies, each with the LSN of the last of them.
     ``survey``: check everything, but yield only what must be known before a replay.
@@ -77,7 +85,7 @@ class LogReader:
         self._start = start
         self._survey = survey
         self.applied: list[tuple[Segment, int]] = []
-        self.end = start
+        self.end = self.at = start
         self.chain = 0
         self.cut: Cut | None = None
         self.segment: Segment | None = None
@@ -110,6 +118,7 @@ class LogReader:
                 except msgspec.MsgspecError:
                     raise _unknown(name, begin + offset) from None
                 if type(record) not in UNAPPLIED:
+                    self.at = begin + offset
                     yield record
                 offset = end
                 if offset - told > TOLD_EVERY:
@@ -179,7 +188,7 @@ class LogReader:
             if offset == 0:
                 segment = self._follow(name, begin, body)
                 if self._survey:
-                    wanted = BEFORE_A_REPLAY.get(segment.mode, CHECKPOINTS)
+                    wanted = BEFORE_A_REPLAY.get(segment.mode, ABOUT_THE_LOG)
             kind = kind_of(body)
             if kind is None:
                 raise _unknown(name, lsn)
@@ -267,7 +276,7 @@ def _header(name: str, begin: int, body: bytes) -> Segment:
             lsn=begin,
         )
     written = msgspec.msgpack.decode(body)[1]
-    if written != FORMAT:
+    if written not in READABLE:
         raise RecoveryRefused(
             f"log segment {name} has format {written}, this tidegate reads format {FORMAT}; "
             + ("upgrade tidegate" if written > FORMAT else OLDER)

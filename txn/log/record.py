@@ -29,7 +29,8 @@ import msgspec
 
 from tidegate.clock import EPOCH
 
-FORMAT = 2
+FORMAT = 4
+READABLE = (3, FORMAT)  # 3: without columns
 HEADER = struct.Struct("<II")
 
 
@@ -38,7 +39,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True, tag_field="kind"):
 
 
 class Segment(Record, frozen=True, array_like=True, tag=0):
-    """First record of every segment: who wrote it, with which code, and where it belongs.
+    """First record of every segment: who wrote it, with which code, and where it belongs. One app wrote all of it.
 
     ``opening`` is a new random value each time a directory is opened: copies of a directory, which share its identity,
     have different chains as soon as they are used separately.
@@ -47,7 +48,7 @@ class Segment(Record, frozen=True, array_like=True, tag=0):
     format: int
     app: str
     mode: str
-    procedures: dict[str, str]  # name -> hash of its code
+    fingerprint: dict[str, Any]  # of the app, see tidegate.dataflows.fingerprint
     streams: dict[str, list[list[str]]]  # name -> [[column, type], ...]
     directory: str = ""  # its identity, chosen at random when it was created
     opening: str = ""
@@ -70,7 +71,7 @@ class Pushed(Record, frozen=True, array_like=True, tag=2):
     time_us: int
     stream: str
     batch_id: int
-    rows: list[Any]
+    rows: list[Any] | bytes  # bytes: columns, as an Arrow IPC stream
     explicit: bool = False
     source: str | None = None
     offset: Any = None
@@ -85,7 +86,7 @@ class Fed(Record, frozen=True, array_like=True, tag=9):
     time_us: int
     stream: str
     size: int
-    rows: list[Any]
+    rows: list[Any] | bytes
     source: str | None = None
     offset: Any = None
     together: bool = False
@@ -94,7 +95,7 @@ class Fed(Record, frozen=True, array_like=True, tag=9):
 class RawFed(Fed, frozen=True, array_like=True, tag=9):
     """The same, as read for a replay: its rows are still bytes, to be decoded where their type is known."""
 
-    rows: msgspec.Raw  # type: ignore[assignment]
+    rows: msgspec.Raw
 
 
 class Called(Record, frozen=True, array_like=True, tag=3):
@@ -111,7 +112,8 @@ class Executed(Record, frozen=True, array_like=True, tag=4):
     """An execution ended (modes strong and effects; failures in every mode).
 
     ``outcome``: committed, aborted, expired, dead_letter, halted, or failed (a call). ``writes``, ``emitted``:
-    its effects (mode effects). ``parked``: positions that a halt parked.
+    its effects (mode effects). ``parked``: positions that a halt parked. ``trace``: where in the app's code it failed,
+    and ``attempts``: how often it was tried.
     """
 
     position: int
@@ -122,13 +124,72 @@ class Executed(Record, frozen=True, array_like=True, tag=4):
     emitted: dict[str, list[Any]] | None = None
     result: Any = None
     parked: list[int] | None = None
+    trace: str = ""
+    attempts: int = 0
 
 
 class Resumed(Record, frozen=True, array_like=True, tag=5):
-    """A halted dataflow was resumed: what was parked has new positions, ``moved`` as [old, new]."""
+    """A halted dataflow was resumed: what was parked has new positions, ``moved`` as [old, new].
+
+    ``keys``: for these keys only. ``skipped``: positions that it was halted in front of and that became dead letters.
+    """
 
     dataflow: str
     moved: list[list[int]]
+    keys: list[Any] | None = None
+    skipped: list[int] | None = None
+
+
+class Requeued(Record, frozen=True, array_like=True, tag=20):
+    """The batch of a dead letter was accepted again, under a new id. ``letter``: the position at which it was put aside."""
+
+    sequence: int
+    time_us: int
+    stream: str
+    batch_id: int
+    rows: list[Any] | bytes
+    letter: str
+
+
+class Advanced(Record, frozen=True, array_like=True, tag=14):
+    """Time has come to ``to`` on a border stream: a batch without rows for each of these ``keys``, numbered from
+    ``sequence`` on. None: every key so far. ``batch_id``: if its sender chose it. ``together``: as of ``Fed``.
+    """
+
+    sequence: int
+    time_us: int
+    stream: str
+    to: int
+    batch_id: int | None = None
+    keys: list[Any] | None = None
+    together: bool = False
+
+
+class Asked(Record, frozen=True, array_like=True, tag=12):
+    """A nested transaction asked, and waits for its answer on ``stream``, which ``procedure`` takes.
+
+    What it had done by then, so that the members in front do not run again: their names (``front``), ``writes`` (by
+    table: rows written, keys deleted), ``emitted``, and the state of its random numbers. Only the digest is known of a
+    question whose dataflow halted after the answer (in checkpoints).
+    """
+
+    position: int
+    stream: str
+    procedure: str
+    digest: str
+    front: list[str] = []
+    writes: dict[str, list[Any]] | None = None
+    emitted: dict[str, list[Any]] | None = None
+    random: Any = None
+    attempts: int = 0
+
+
+class Reasked(Record, frozen=True, array_like=True, tag=13):
+    """The question with this digest was withdrawn; the members in front of it run again, and perhaps ask anew."""
+
+    position: int
+    digest: str
+    time_us: int
 
 
 class Delivered(Record, frozen=True, array_like=True, tag=6):
@@ -165,14 +226,72 @@ class Subscribed(Record, frozen=True, array_like=True, tag=8):
     since: int = 0
 
 
-Any_ = Segment | Mark | Pushed | Fed | Called | Executed | Resumed | Delivered | Checkpoint | Subscribed
+class Skipped(Record, frozen=True, array_like=True, tag=10):
+    """The record at LSN ``record``, with what was accepted as ``sequence``, is deliberately not run: its batches (or its
+    call) are dead letters, with this ``reason``. Written by ``tidegate repair``; a replay knows it before it begins.
+    """
+
+    record: int
+    sequence: int
+    time_us: int
+    reason: str
+
+
+class Upgraded(Record, frozen=True, array_like=True, tag=11):
+    """From here on another version of the app writes the log. The base of merge ``number`` holds everything before it,
+    up to ``lsn``, and a copy of it was kept. ``changed``: what is different, in words.
+    """
+
+    number: int
+    lsn: int
+    time_us: int
+    before: str  # the digests of both fingerprints
+    after: str
+    changed: list[str]
+    was: str | None = None  # the versions that the apps declare
+    version: str | None = None
+
+
+Any_ = (
+    Segment
+    | Mark
+    | Pushed
+    | Fed
+    | Called
+    | Executed
+    | Resumed
+    | Requeued
+    | Advanced
+    | Asked
+    | Reasked
+    | Delivered
+    | Checkpoint
+    | Subscribed
+    | Skipped
+    | Upgraded
+)
 
 KINDS: dict[Any, type[Record]] = {kind.__struct_config__.tag: kind for kind in get_args(Any_)}
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Any_)
 _raw_decoder = msgspec.msgpack.Decoder(
-    Segment | Mark | Pushed | RawFed | Called | Executed | Resumed | Delivered | Checkpoint | Subscribed
+    Segment
+    | Mark
+    | Pushed
+    | RawFed
+    | Called
+    | Executed
+    | Resumed
+    | Requeued
+    | Advanced
+    | Asked
+    | Reasked
+    | Delivered
+    | Checkpoint
+    | Subscribed
+    | Skipped
+    | Upgraded
 )
 
 

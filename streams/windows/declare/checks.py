@@ -10,7 +10,7 @@ from tidegate.streams.windows.declare.kinds import LABELS, WindowSpec
 def check_columns(spec: WindowSpec, relation: Relation, what: str) -> None:
     """The columns that a window names exist and have fitting types."""
     until = spec.until if isinstance(spec.until, str) else None
-    named = [("on", spec.on), ("source", spec.source), ("punctuation", spec.punctuation), ("close or until", until)]
+    named = [("on", spec.on), ("source", spec.source), ("close or until", until)]
     computed = () if spec.compute is None else spec.compute.columns(relation)
     for role, name in [*named, *(("by", by) for by in spec.by), *(("compute", column) for column in computed)]:
         if name is not None and name not in relation.index_of:

@@ -20,6 +20,11 @@ def open_window(spec: Declared, relations: Mapping[str, Relation], plan: Plan | 
     return open_state(spec, relations[spec.stream], plan)
 
 
+def restartable(spec: Declared) -> bool:
+    """Can it be told which of its windows is the first whole one when it begins in the middle of its stream?"""
+    return spec.kind in ("count", "batches", "time", "session", "landmark", "slide_by_tuple")
+
+
 def window_relation(spec: Declared, relations: Mapping[str, Relation], name: str) -> Relation:
     """What SQL reads under its name."""
     if isinstance(spec, JoinSpec):

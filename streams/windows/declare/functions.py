@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tidegate.errors import DataError, DeclarationError
+from tidegate.errors import DeclarationError, MistakeError, near
 from tidegate.storage.schema import Column, Relation
 from tidegate.storage.types import column_type
 from tidegate.streams.windows.declare.aggregates import Aggregate
@@ -61,8 +61,8 @@ class Extent:
         try:
             return self.columns[column]
         except KeyError:
-            known = ", ".join(self.columns.values)
-            raise DataError(f"the window has no column {column!r}; it has {known}", column=column) from None
+            hint = near(column, self.columns.values, "it has")
+            raise MistakeError(f"the window has no column {column!r}; {hint}", column=column) from None
 
     @property
     def rows(self) -> tuple[Any, ...]:
@@ -263,7 +263,7 @@ def result_rows(relation: Relation, given: Any, labels: tuple[Any, ...]) -> list
         if isinstance(row, Mapping):
             unknown = set(row) - set(names)
             if unknown:
-                raise DataError(
+                raise MistakeError(
                     f"{relation.name}: the window function returned {sorted(unknown)}, its columns are {', '.join(names)}; "
                     f"add them to returns=",
                     relation=relation.name,

@@ -34,7 +34,7 @@ order of arrival, and all of it depends on how the streams are interleaved.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tidegate.errors import DeclarationError
@@ -68,11 +68,13 @@ class JoinSpec:
     mode: Mode = "coordinated"
     select: tuple[tuple[str | None, str], ...] | None = None  # (name in the result, or None for its own; column)
     timed: bool = False
+    renamed_from: str | None = field(default=None, compare=False)
 
     kind = "join"
     compute = None
     plain = False
     by_time = True
+    edition = 1
 
     @property
     def streams(self) -> tuple[str, ...]:
@@ -129,6 +131,7 @@ def join(
     idle: Duration | None = None,
     mode: Mode = "coordinated",
     select: Sequence[str] | Mapping[str, str] | None = None,
+    renamed_from: str | None = None,
 ) -> JoinSpec:
     """Declare a join of two input streams, for ``windows=``; the module's docstring defines what is emitted, and when.
 
@@ -141,6 +144,7 @@ def join(
     join.
     ``select``: the result's columns, by name or as ``{name: column}``; a column is ``name``, or ``stream.name`` where both
     have it. Without it: those of both, ``stream_name`` where both have the name; columns joined on by one name appear once.
+    ``renamed_from``: the name it had before, or ``"procedure.window"``.
 
     >>> print(join("orders", "payments", on="order_id", within="10s", left_time="at", right_time="paid_at"))
     inner join on order_id within 10s of at and paid_at
@@ -186,6 +190,7 @@ def join(
     return JoinSpec(
         left, right, _pairs(on), left_time, right_time, before, after, size, step, how, wait, late,
         None if idle is None else Lengths(what).of("idle", idle), mode, _selected(select, what), bool(lengths.timed),
+        renamed_from=renamed_from,
     )  # fmt: skip
 
 

@@ -73,7 +73,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from tidegate.errors import DeclarationError
@@ -113,11 +113,12 @@ class WindowSpec:
     late: Late = "drop"
     source: str | None = None
     idle_us: int | None = None
-    punctuation: str | None = None
     compute: Function | None = None
     pattern: Pattern | None = None
     backend: Where | None = None
     max_delay_us: int | None = None
+    edition: int = field(default=1, compare=False)
+    renamed_from: str | None = field(default=None, compare=False)
 
     @property
     def streams(self) -> tuple[str, ...]:
@@ -181,11 +182,12 @@ def window(
     late: Late = "drop",
     source: str | None = None,
     idle: Duration | None = None,
-    punctuation: str | None = None,
     compute: Function | Mapping[str, Any] | str | None = None,
     pattern: Pattern | None = None,
     backend: Where | None = None,
     max_delay: Duration | None = None,
+    edition: int = 1,
+    renamed_from: str | None = None,
 ) -> WindowSpec:
     """Declare a window over ``stream``; give exactly one of ``count``, ``batches``, ``time``, ``delta``, ``session``,
     ``landmark``, ``until``. The module's docstring defines each kind.
@@ -196,13 +198,14 @@ def window(
     ``delay``: how much later than its successors a row may arrive; rows wait that long in a reorder buffer. ``late``:
     what to do with one that comes later still: ``drop`` it (counted, and kept in ``tidegate.late_rows``), ``adjust``
     its time to the watermark, or ``raise``, which aborts the batch. ``source``: a column; the watermark follows the
-    slowest of its values, except those silent for longer than ``idle``. ``punctuation``: a BOOLEAN column; a row where
-    it is true is not data but says that no earlier row will follow (from its source).
+    slowest of its values, except those silent for longer than ``idle``. Without rows, ``engine.advance`` moves it.
     ``compute``: what to compute for each window that fires: aggregates by name, a function, or
     ``SELECT … FROM window GROUP BY …``. ``pattern``: how to do it in parallel. ``backend``: where: on this machine
     (``local``), on ``spark``, or wherever it is measured to be faster (``auto``); default: what the engine is opened with.
     The latter two look ahead: windows of batches that wait are evaluated together, so the first of them gets its result up
     to ``max_delay`` (default: 1 s) later than it would alone.
+    ``edition``: raise it when the declaration changes; in a directory with rows of an earlier edition, the window begins
+    anew with its next whole window. ``renamed_from``: the name it had before, or ``"procedure.window"``.
 
     >>> print(window("votes", count=100, slide=1))
     count 100 slide 1
@@ -246,10 +249,17 @@ def window(
         by = function.by  # of SQL's GROUP BY
     spec = WindowSpec(
         kind, stream, size, step, on, by, bool(lengths.timed), close if close is not None else until, wait, late, source,
-        idle_us, punctuation, function, pattern, backend, max_delay_us,
+        idle_us, function, pattern, backend, max_delay_us, check_edition(f"window over {stream}", edition),
+        renamed_from,
     )  # fmt: skip
     _refuse_contradictions(spec)
     return spec
+
+
+def check_edition(what: str, edition: Any) -> int:
+    if not isinstance(edition, int) or isinstance(edition, bool) or edition < 1:
+        raise DeclarationError(f"{what}: edition= is a whole number from 1 on, got {edition!r}")
+    return edition
 
 
 class Lengths:
@@ -351,7 +361,7 @@ def _refuse_contradictions(spec: WindowSpec) -> None:
         raise DeclarationError(f"{what}: by= names a column twice: {', '.join(spec.by)}")
     if not spec.in_event_order or spec.on is None:
         late = spec.late != "drop"
-        named = ("delay", spec.delay), ("late", late), ("source", spec.source), ("punctuation", spec.punctuation)
+        named = ("delay", spec.delay), ("late", late), ("source", spec.source)
         for name, value in named:
             if value:
                 raise DeclarationError(f"{what}: {name}= is about event time; name its column with on=")

@@ -101,12 +101,14 @@ class LookAhead:
 
     # ---- a slide
 
-    def slide(self, key: Any, state: Any, answered: Answered, rows: Any, now_us: int) -> Any:
-        """The slide of the real state, with results evaluated ahead, before or now."""
-        step = self._step(key, state, rows, now_us if self.timed else 0)
+    def slide(self, key: Any, state: Any, answered: Answered, rows: Any, now_us: int, mark: int | None) -> Any:
+        """The slide of the real state, with results evaluated ahead, before or now. A watermark is not foreseen: when the
+        slide by it commits, what was computed ahead is void.
+        """
+        step = self._step(key, state, rows, now_us if self.timed else 0) if mark is None else None
         answered.step = step
         try:
-            slide = state.slide(rows, now_us)
+            slide = state.slide(rows, now_us, mark)
         finally:
             answered.step = None
         commit = slide._commit
@@ -298,9 +300,9 @@ class ForeseenState:
         self._state = state
         self._answered = state.plan = Answered(ahead.plan)
 
-    def slide(self, rows: Any, now_us: int = 0) -> Any:
+    def slide(self, rows: Any, now_us: int = 0, mark: int | None = None) -> Any:
         """What taking in a batch would do. Nothing changes until the slide is committed."""
-        return self._ahead.slide(self._key, self._state, self._answered, rows, now_us)
+        return self._ahead.slide(self._key, self._state, self._answered, rows, now_us, mark)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._state, name)
@@ -315,8 +317,8 @@ class Ahead:
             self.by_stream.setdefault(ahead.plan.spec.stream, []).append(ahead)
 
     def coming(self, stream: str, key: Any, rows: Any, now_us: int) -> None:
-        """A batch on ``stream`` waits for its turn."""
-        for ahead in self.by_stream.get(stream, ()):
+        """A batch on ``stream`` waits for its turn. One without rows is not looked ahead to."""
+        for ahead in self.by_stream.get(stream, ()) if len(rows) else ():
             ahead.coming(key, rows, now_us)
 
     def soon(self, stream: str, parts: Iterable[tuple[Any, Any]]) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from tidegate.storage.schema import Relation
+from tidegate.streams.watermarks import NEVER
 from tidegate.streams.windows.declare.kinds import WindowSpec
 from tidegate.streams.windows.state.column_state import Frontier, Taken
 from tidegate.streams.windows.state.columns import Array, Columns
@@ -31,7 +32,7 @@ from tidegate.streams.windows.state.panes import Names, PaneState, Part, results
 from tidegate.streams.windows.state.results import ResultRows, Results
 from tidegate.streams.windows.state.runs import Groups, Run, Suffixes, side_by_side
 from tidegate.streams.windows.state.sparse import SparseTable, flat
-from tidegate.streams.windows.state.times import NEVER, Step
+from tidegate.streams.windows.state.times import Step
 
 SOME = 256  # keys processed together
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
+from tidegate.storage.column_rows import ColumnRows
 from tidegate.storage.schema import Relation
+from tidegate.streams.watermarks import END, NEVER
 from tidegate.streams.windows.declare.functions import Extent
-from tidegate.streams.windows.declare.kinds import WindowSpec
+from tidegate.streams.windows.declare.kinds import LABELS, WindowSpec, first_window
 from tidegate.streams.windows.state import saving
 from tidegate.streams.windows.state.columns import Columns
 from tidegate.streams.windows.state.results import ResultRows, Results, Slide
 from tidegate.streams.windows.state.sizes import bytes_of
-from tidegate.streams.windows.state.times import NEVER, EventTime, Step
+from tidegate.streams.windows.state.times import EventTime, Step
 
 LATE_SHOWN = 100  # the newest of the late rows are kept for inspection
 
@@ -29,12 +32,15 @@ class Frontier(NamedTuple):
 
 @dataclass
 class Taken:
-    """One batch, computed: what fires, in order, and how to commit it."""
+    """One batch, computed: what fires, in order, and how to commit it. ``oldest``: the time of the oldest row that is in
+    an open window then, where rows decide what is in one.
+    """
 
     store: Callable[[], None]
     fired: int
     windows: list[Extent] = field(default_factory=list)
     results: ResultRows | None = None
+    oldest: Callable[[], int] | None = None
 
 
 class ColumnState(ABC):
@@ -51,33 +57,62 @@ class ColumnState(ABC):
         self.fired = 0
         self.late = 0
         self.late_rows: deque[Any] = deque(maxlen=LATE_SHOWN)
+        self.since: int | None = None  # windows that start before are not whole, and do not fire; see begin_after
 
     @property
     def watermark(self) -> int | None:
         """The time before which no row is expected; None where there is none, or nothing has arrived yet."""
         return None if self.time is None or self.time.watermark == NEVER else self.time.watermark
 
-    def slide(self, rows: Any, now_us: int = 0) -> Slide:
-        """What taking in a batch would do. Nothing changes until the slide is committed."""
+    def slide(self, rows: Any, now_us: int = 0, mark: int | None = None) -> Slide:
+        """What taking in a batch, and then the watermark ``mark``, would do. Nothing changes until the slide is committed."""
         columns = rows if isinstance(rows, Columns) else Columns.of_rows(self.relation, rows, self.names)
-        step = None if self.time is None else self.time.step(columns, now_us)
+        step = None if self.time is None else self.time.step(columns, now_us, mark)
         taken = self._take(columns if step is None else step.columns, step)
+        if self.since is not None:
+            taken = self._whole(taken, self.since)
         late = _late_rows(rows, step)
 
         def commit() -> None:
             taken.store()
             if step is not None and self.time is not None:
                 step.commit(self.time)
-            self.batches += 1
+            self.batches += mark is None or len(columns) > 0
             self.fired += taken.fired
             self.late += len(late)
             self.late_rows.extend(late)
+            if self.since is not None and step is not None and step.watermark >= self.since + self.spec.size:
+                self.since = None if self.spec.kind != "session" else self.since  # a session may take any time
 
-        return Slide(rows, taken.windows, taken.results, taken.fired, late, commit)
+        held_back = partial(self._held_back, NEVER if step is None else step.watermark, taken.oldest)
+        return Slide(rows, taken.windows, taken.results, taken.fired, late, commit, held_back)
 
     def still(self) -> Slide:
         """Nothing arrived on the window's stream: nothing fires, nothing changes."""
-        return Slide((), [], None if self.results is None else self.results.none(), 0, [], lambda: None)
+        watermark = NEVER if self.time is None else self.time.watermark
+        results = None if self.results is None else self.results.none()
+        return Slide((), [], results, 0, [], lambda: None, partial(self._held_back, watermark, self._oldest))
+
+    def _held_back(self, watermark: int, oldest: Callable[[], int] | None) -> int:
+        """The time before which no window of this state will begin any more: its watermark, held back by open windows."""
+        if watermark in (NEVER, END):
+            return watermark
+        spec = self.spec
+        match spec.kind:
+            case "time":
+                return int(min(watermark, first_window(watermark, spec.size, spec.slide) * spec.slide))
+            case "landmark":
+                return int(watermark // spec.size * spec.size)
+            case "slide_by_tuple":
+                return int(watermark - spec.size)
+            case "session" | "slide_by_time":
+                assert oldest is not None
+                return min(watermark, oldest())
+        return NEVER
+
+    def _oldest(self) -> int:
+        """The time of the oldest row in an open window, where rows decide what is in one."""
+        return END
 
     @abstractmethod
     def _take(self, columns: Columns, step: Step | None) -> Taken:
@@ -87,6 +122,36 @@ class ColumnState(ABC):
         if step is not None and self.time is not None and self.spec.by_time:
             return Frontier(self.time.watermark, step.watermark)
         return Frontier(self.batches, self.batches + 1)
+
+    def _whole(self, taken: Taken, since: int) -> Taken:
+        """Without the windows that start before ``since``."""
+        windows = [window for window in taken.windows if window.start >= since]
+        results, fired = taken.results, len(windows)
+        if isinstance(results, ResultRows) and self.results is not None:  # not those of a shadow
+            place = self.results.relation.index_of[LABELS[1]]
+            bound = self.results.bound(since)
+            results = ResultRows.of_rows(self.results.relation, [row for row in results.rows if row[place] >= bound])
+            fired = taken.fired if len(results) == len(taken.results or ()) else len(results)
+        return Taken(taken.store, fired, windows, results, taken.oldest)
+
+    def stands(self) -> dict[str, Any]:
+        """What a checkpoint says about it in words. ``reached``: the largest time seen."""
+        if self.time is None:
+            return {"rows": self.held()}
+        return {"rows": self.held(), "watermark": self.time.watermark, "reached": self.time.reached()}
+
+    def begin_after(self, stands: Mapping[str, Any]) -> None:
+        """Begin with the first window that holds no row which the earlier state may have seen."""
+        spec, reached = self.spec, stands.get("reached", NEVER)
+        if self.time is None or reached == NEVER:
+            return
+        self.time.watermark = stands["watermark"]
+        if spec.by_time:
+            step = {"time": spec.slide, "landmark": spec.size}.get(spec.kind)
+            if step is not None:
+                self.since = (reached // step + 1) * step
+            else:
+                self.since = reached + (spec.size if spec.kind == "session" else 1)
 
     def held(self) -> int:
         """How many rows and panes are kept for windows that can still fire."""
@@ -115,11 +180,13 @@ class ColumnState(ABC):
         """The state, for a checkpoint."""
         time = None if self.time is None else self.time.saved()
         late = [tuple(row) for row in self.late_rows]
-        return saving.pack([self.batches, self.fired, self.late, late, time, self._saved()], self.relation)
+        return saving.pack([self.batches, self.fired, self.late, late, time, self._saved(), self.since], self.relation)
 
     def restore(self, saved: bytes) -> None:
         """Become the saved state."""
-        self.batches, self.fired, self.late, late, time, rest = saving.unpack(saved, self.relation, self.names)
+        self.batches, self.fired, self.late, late, time, rest, self.since = saving.unpack(
+            saved, self.relation, self.names
+        )
         self.late_rows.extend(late)
         if self.time is not None and time is not None:
             self.time.restore(time)
@@ -137,7 +204,7 @@ def needed_columns(spec: WindowSpec, relation: Relation) -> list[str]:
     if spec.compute is None or callable(spec.until):
         return relation.column_names
     named: Iterable[str | None] = (
-        *spec.by, spec.on, spec.source, spec.punctuation, spec.until if isinstance(spec.until, str) else None,
+        *spec.by, spec.on, spec.source, spec.until if isinstance(spec.until, str) else None,
         *spec.compute.columns(relation),
     )  # fmt: skip
     wanted = set(named)
@@ -149,4 +216,6 @@ def _late_rows(rows: Any, step: Step | None) -> list[Any]:
         return []
     if isinstance(rows, Columns):
         return rows.take(step.late).tuples()
+    if isinstance(rows, ColumnRows):
+        return list(rows.take(step.late).rows)
     return [rows[i] for i in step.late.tolist()]

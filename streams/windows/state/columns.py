@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tidegate.storage.arrow import uuid_text
+from tidegate.storage.column_rows import ColumnRows
 from tidegate.storage.schema import Column, Relation, Row
 
 Array = npt.NDArray[Any]
@@ -52,6 +53,10 @@ class Columns:
         """The named columns (default: all) of ``rows``."""
         values: dict[str, Array] = {}
         valid: dict[str, Array | None] = {}
+        if isinstance(rows, ColumnRows):
+            for name in relation.index_of if names is None else names:
+                values[name], valid[name] = _of_columns(rows, name)
+            return cls(relation, len(rows), values, valid)
         for name in relation.index_of if names is None else names:
             place = relation.index_of[name]
             values[name], valid[name] = array_of(relation.columns[place], [row[place] for row in rows])
@@ -152,6 +157,20 @@ def array_of(column: Column, values: list[Any]) -> tuple[Array, Array | None]:
             return _from_arrow(column, pa.array(values, type=column.type.arrow))
         return np.array(values, dtype), None
     return _from_arrow(column, pa.array(values, type=column.type.arrow))
+
+
+def _of_columns(rows: ColumnRows, name: str) -> tuple[Array, Array | None]:
+    """One column of a batch, shared by all windows that ask for it."""
+    found: tuple[Array, Array | None] | None = rows.numpy.get(name)
+    if found is None:
+        place = rows.relation.index_of[name]
+        column = rows.relation.columns[place]
+        if dtype_of(column) == np.dtype(object):
+            found = np.fromiter(rows.python(place), object, len(rows)), None
+        else:
+            found = _from_arrow(column, rows.table.column(place))
+        rows.numpy[name] = found
+    return found
 
 
 def _from_arrow(column: Column, array: Any) -> tuple[Array, Array | None]:

@@ -6,6 +6,7 @@ import datetime as dt
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -14,7 +15,9 @@ import numpy as np
 from tidegate.clock import EPOCH
 from tidegate.errors import DataError
 from tidegate.storage.codec import widened
-from tidegate.storage.schema import Relation, Row
+from tidegate.storage.column_rows import ColumnRows
+from tidegate.storage.schema import Column, Relation, Row
+from tidegate.streams.watermarks import END, NEVER
 from tidegate.streams.windows.declare.joins import JoinSpec, Output, check_join
 from tidegate.streams.windows.declare.kinds import first_window, last_window
 from tidegate.streams.windows.state import saving
@@ -23,7 +26,6 @@ from tidegate.streams.windows.state.columns import Array, Columns, times_of
 from tidegate.streams.windows.state.matching import NO_KEY, Found, KeyCodes, matches, spread
 from tidegate.streams.windows.state.results import ResultRows, Slide
 from tidegate.streams.windows.state.sizes import bytes_of
-from tidegate.streams.windows.state.times import NEVER
 
 SPARE_CODES = 1_000  # key codes that may remain although no held row has them
 
@@ -77,6 +79,11 @@ class JoinSlide(Slide):
 
     __slots__ = ()
 
+    @property
+    def added(self) -> Any:
+        """The rows that this batch brought, of either stream."""
+        return tuple([side.rows if isinstance(side, ColumnRows) else side for side in self._added])
+
     def shown_each(self, relation: Relation) -> Iterator[Any]:
         """A join is not cut into windows: all that the batch brought, at once."""
         yield self.rows
@@ -97,6 +104,7 @@ class JoinState:
         self._codes = KeyCodes()
         self.sides = [self._rows(side, ()) for side in (0, 1)]
         self.watermarks = [NEVER, NEVER]
+        self.marks = [NEVER, NEVER]  # the last watermark that came with a batch of each side
         self.clock = NEVER
         self.heard: list[int | None] = [None, None]  # when rows of each side last arrived, µs
         self.came = [0, 0]  # rows of each side so far
@@ -111,17 +119,24 @@ class JoinState:
 
     # ---- taking in
 
-    def slide(self, rows: Sequence[Sequence[Row]], now_us: int = 0) -> JoinSlide:
-        """What taking in a batch of each side (no rows: none) would do. Nothing changes until it is committed."""
+    def slide(
+        self, rows: Sequence[Sequence[Row]], now_us: int = 0, marks: Sequence[int | None] = (None, None)
+    ) -> JoinSlide:
+        """What taking in a batch of each side (no rows: none), and then ``marks``, would do. Nothing changes until it is
+        committed.
+        """
         arrivals = [self._arrive(side, rows[side]) for side in (0, 1)]
+        told = [known if mark is None else max(known, mark) for known, mark in zip(self.marks, marks, strict=True)]
+        watermarks = [max(arrival.watermark, mark) for arrival, mark in zip(arrivals, told, strict=True)]
         sides = [held.with_more(arrival.rows) for held, arrival in zip(self.sides, arrivals, strict=True)]
-        heard = [now_us if len(rows[side]) or self.heard[side] is None else self.heard[side] for side in (0, 1)]
+        spoke = [len(rows[side]) > 0 or marks[side] is not None or self.heard[side] is None for side in (0, 1)]
+        heard = [now_us if spoke[side] else self.heard[side] for side in (0, 1)]
         found = Found()
-        if self.spec.mode == "best_effort":
-            clock = max(self.clock, *(arrival.watermark for arrival in arrivals))
+        if self.spec.mode == "best_effort":  # a side that has ended says nothing about the other one
+            clock = max(self.clock, min(told), *(int(a.reached[-1]) for a in arrivals if len(a.reached)))
             sides = self._match_at_once(sides, arrivals, clock, found)
         else:
-            clock = self._joint([arrival.watermark for arrival in arrivals], heard, now_us)
+            clock = self._joint(watermarks, heard, now_us)
             if clock > self.clock:
                 coordinated = self._match_within if self.spec.size is None else self._match_in_windows
                 sides = coordinated(sides, clock, found)
@@ -131,7 +146,7 @@ class JoinState:
 
         def commit() -> None:
             self.sides = kept
-            self.watermarks = [arrival.watermark for arrival in arrivals]
+            self.watermarks, self.marks = watermarks, told
             self.clock = clock
             self.heard = heard
             self.came = [arrival.came for arrival in arrivals]
@@ -141,7 +156,18 @@ class JoinState:
             if len(self._codes) > 2 * self.held() + SPARE_CODES:
                 self._number_keys_anew()
 
-        return JoinSlide(rows, [], results, len(results), [row for _, row in late], commit)
+        held_back = partial(self._held_back, kept, watermarks, clock)
+        return JoinSlide(rows, [], results, len(results), [row for _, row in late], commit, held_back)
+
+    def _held_back(self, sides: Sequence[Rows], watermarks: Sequence[int], clock: int) -> int:
+        """The time before which no row of a result to come lies, and no window of one begins."""
+        reached = clock if self.spec.mode == "coordinated" else min(watermarks)
+        if reached in (NEVER, END):
+            return reached
+        oldest = min([reached, *(int(side.times.min()) for side in sides if len(side))])
+        if self.spec.size is None:
+            return oldest
+        return int(min(oldest, first_window(oldest, self.spec.size, self.spec.slide) * self.spec.slide))
 
     def _rows(self, side: int, rows: Sequence[Row], came: int = 0) -> Rows:
         columns = Columns.of_rows(self.relations[side], rows, self._names(side))
@@ -325,7 +351,8 @@ class JoinState:
 
     def still(self) -> JoinSlide:
         """Nothing arrived on either stream: nothing fires, nothing changes."""
-        return JoinSlide(((), ()), [], ResultRows.of_rows(self.output.relation, []), 0, [], lambda: None)
+        held_back = partial(self._held_back, self.sides, self.watermarks, self.clock)
+        return JoinSlide(((), ()), [], ResultRows.of_rows(self.output.relation, []), 0, [], lambda: None, held_back)
 
     # ---- what is held
 
@@ -336,6 +363,14 @@ class JoinState:
     def bytes_held(self) -> int:
         """The memory that everything kept takes."""
         return bytes_of(self.sides, self._codes.codes, self.late_rows)
+
+    def stands(self) -> dict[str, Any]:
+        """What a checkpoint says about it in words."""
+        return {"rows": self.held()}
+
+    def begin_after(self, stands: Any) -> None:
+        """No join begins anew: nobody knows which partners the rows after that had before it."""
+        raise NotImplementedError
 
     def contents(self) -> Any:
         """What is held, as plain values that can be compared."""
@@ -351,7 +386,7 @@ class JoinState:
             )
             for side in self.sides
         ]
-        return rows, list(self.watermarks), list(self.heard), list(self.came)
+        return rows, list(self.watermarks), list(self.marks), list(self.heard), list(self.came)
 
     def _number_keys_anew(self) -> None:
         """Drop the keys that no row has any more."""
@@ -365,8 +400,8 @@ class JoinState:
 
     def save(self) -> bytes:
         """The state, for a checkpoint."""
-        late = [[stream, tuple(row)] for stream, row in self.late_rows]
-        head = [self.watermarks, self.clock, self.heard, self.came, self.fired, self.late, late]
+        late = [[self.spec.streams.index(stream), tuple(row)] for stream, row in self.late_rows]
+        head = [self.watermarks, self.clock, self.heard, self.came, self.fired, self.late, late, self.marks]
         rows = [saving.pack([side.columns, side.times, side.numbers, side.matched]) for side in self.sides]
         return msgspec.msgpack.encode([saving.pack(head), *rows])
 
@@ -374,13 +409,19 @@ class JoinState:
         """Become the saved state."""
         head, *rows = msgspec.msgpack.decode(saved)
         told = saving.unpack(head, self.relations[0], ())
-        self.watermarks, self.clock, self.heard, self.came, self.fired, self.late, late = told
-        relations = dict(zip(self.spec.streams, self.relations, strict=True))
-        self.late_rows.extend((stream, widened(relations[stream], row)) for stream, row in late)
+        self.watermarks, self.clock, self.heard, self.came, self.fired, self.late, late, *marks = told
+        self.marks = marks[0] if marks else [NEVER, NEVER]  # none: saved by a release that did not have them
+        self.late_rows.extend((self.spec.streams[side], widened(self.relations[side], row)) for side, row in late)
         self.sides = []
         for side, packed in enumerate(rows):
             columns, times, numbers, matched = saving.unpack(packed, self.relations[side], self._names(side))
             self.sides.append(Rows(columns, times, self._codes.of(columns, self._keys[side]), numbers, matched))
+
+
+def widened_join(saved: bytes, added: Sequence[Sequence[tuple[Column, Any]]]) -> bytes:
+    """Saved state of a join whose streams got these columns at their ends since; see :func:`saving.widened`."""
+    head, *rows = msgspec.msgpack.decode(saved)
+    return msgspec.msgpack.encode([head, *map(saving.widened, rows, added)])
 
 
 def _values(columns: Columns, which: Array) -> dict[str, list[Any]]:

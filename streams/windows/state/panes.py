@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tidegate.storage.schema import Relation
+from tidegate.streams.watermarks import NEVER
 from tidegate.streams.windows.declare.functions import Aggregates
 from tidegate.streams.windows.declare.kinds import WindowSpec, first_window
 from tidegate.streams.windows.state.column_state import ColumnState, Frontier, Taken
@@ -25,7 +26,7 @@ from tidegate.streams.windows.state.fields import ROWS, Counted, Field, FieldNam
 from tidegate.streams.windows.state.keys import Groups, Key, ascending, grouped, sort_key
 from tidegate.streams.windows.state.results import ResultRows, Results
 from tidegate.streams.windows.state.segments import Cuts, by_count, by_time, of_one_pane
-from tidegate.streams.windows.state.times import NEVER, Step
+from tidegate.streams.windows.state.times import Step
 
 MERGED_DIRECTLY = 16  # panes to a window, at most: where blocks begin to cost less
 MANY = 1_000  # keys, before looking for some to drop

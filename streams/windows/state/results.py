@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol, overload
 import pyarrow as pa
 
 from tidegate.clock import EPOCH
-from tidegate.errors import DataError, DeclarationError
+from tidegate.errors import DeclarationError, MistakeError, near
+from tidegate.storage.column_rows import ColumnRows
 from tidegate.storage.schema import Relation
 from tidegate.streams.windows.declare.functions import Extent, Function, result_rows
 from tidegate.streams.windows.declare.kinds import LABELS, WindowSpec
@@ -84,6 +85,11 @@ class ResultRows(Sequence[Any]):
         return found
 
     @property
+    def are_rows(self) -> bool:
+        """Are they Python rows already?"""
+        return self._rows is not None
+
+    @property
     def columns(self) -> Columns:
         """All columns."""
         if self._columns is None:
@@ -117,8 +123,8 @@ class ResultRows(Sequence[Any]):
         if which in self._ready.values:
             return self._ready.values[which]
         if which not in self.columns.values:
-            known = ", ".join(self.columns.values)
-            raise DataError(f"the results have no column {which!r}; they have {known}", column=which)
+            hint = near(which, self.columns.values, "they have")
+            raise MistakeError(f"the results have no column {which!r}; {hint}", column=which)
         return self.columns.values[which]
 
     def __iter__(self) -> Iterator[Any]:
@@ -152,7 +158,9 @@ class WindowState(Protocol):
         """The newest of them; of a join each with its stream."""
 
     def slide(self, rows: Any, now_us: int = 0) -> Any:
-        """What taking in a batch would do. Nothing changes until the slide is committed."""
+        """What taking in a batch would do. Nothing changes until the slide is committed. A window in the order of time
+        takes a watermark, too (a join: one for each side), which counts after the rows.
+        """
 
     def still(self) -> Any:
         """What a procedure sees when nothing arrived on the window's stream: nothing fires, nothing changes."""
@@ -166,6 +174,12 @@ class WindowState(Protocol):
     @property
     def watermark(self) -> int | None:
         """The time before which no row is expected; None where time does not matter."""
+
+    def stands(self) -> dict[str, Any]:
+        """What a checkpoint says about it in words: how many ``rows`` it holds, and how far it has come."""
+
+    def begin_after(self, stands: Any) -> None:
+        """Empty: begin with the first whole window after what a state that stood there has seen."""
 
     def contents(self) -> Any:
         """What is held, as plain values that can be compared."""
@@ -181,10 +195,11 @@ class Slide:
     """One execution's view of a window: the windows its batch made fire.
 
     ``windows``: the extents that fired, in order (of a window without ``compute``); ``results``: the rows computed for
-    them; ``slid``: did any; ``late``: rows of this batch that came too late.
+    them; ``slid``: did any; ``late``: rows of this batch that came too late. ``held_back()``: the time before which no
+    window that is still to fire begins.
     """
 
-    __slots__ = ("_commit", "added", "late", "results", "slid", "windows")
+    __slots__ = ("_added", "_commit", "held_back", "late", "results", "slid", "windows")
 
     def __init__(
         self,
@@ -194,13 +209,20 @@ class Slide:
         fired: int,
         late: Sequence[Any],
         commit: Any,
+        held_back: Callable[[], int],
     ) -> None:
-        self.added = added
+        self._added = added
         self.windows = tuple(windows)
         self.results = results
         self.slid = fired > 0
         self.late = tuple(late)
         self._commit = commit
+        self.held_back = held_back
+
+    @property
+    def added(self) -> Any:
+        """The rows that this batch brought; of a join, those of either stream."""
+        return self._added.rows if isinstance(self._added, ColumnRows) else self._added
 
     @property
     def rows(self) -> tuple[Any, ...]:

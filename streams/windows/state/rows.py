@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
 from math import gcd
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tidegate.storage.schema import Relation
+from tidegate.streams.watermarks import END
 from tidegate.streams.windows.declare.functions import Extent
 from tidegate.streams.windows.declare.kinds import WindowSpec, first_window
 from tidegate.streams.windows.evaluate.plan import Plan
@@ -347,10 +350,18 @@ class RowState(ColumnState):
         for _, _, key, cut, rows in found:
             held_rows = rows.slice(*cut.rows) if isinstance(cut.rows, tuple) else rows.take(cut.rows)
             windows.append(Extent(cut.number, key, cut.start, cut.end, held_rows.protected(), cut.cuts))
+        oldest = partial(self._oldest_of, changed)
         if self.plan is None or self.results is None:
-            return Taken(lambda: self._store(changed), len(windows), windows)
+            return Taken(lambda: self._store(changed), len(windows), windows, oldest=oldest)
         results = self.results.rows(windows, self.plan.whole(windows)) if windows else self.results.none()
-        return Taken(lambda: self._store(changed), len(windows), [], results)
+        return Taken(lambda: self._store(changed), len(windows), [], results, oldest)
+
+    def _oldest(self) -> int:
+        return self._oldest_of({})
+
+    def _oldest_of(self, changed: dict[Key, Held]) -> int:
+        every = chain(changed.values(), (held for key, held in self.by_key.items() if key not in changed))
+        return min((int(held.x[0][0]) for held in every if held.rows), default=END)
 
     def _store(self, changed: dict[Key, Held]) -> None:
         for key, held in changed.items():

@@ -20,8 +20,9 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.errors import CorruptionError
-from tidegate.storage.codec import from_json, plain, to_json, widened
-from tidegate.storage.schema import Relation
+from tidegate.storage.codec import from_json, plain, to_json
+from tidegate.storage.codec import widened as widened_row
+from tidegate.storage.schema import Column, Relation
 from tidegate.streams.windows.state.columns import Columns, array_of
 
 AS_ARROW = frozenset({"text", "decimal"})
@@ -77,6 +78,27 @@ def pack(value: Any, relation: Relation | None = None) -> bytes:
 def unpack(saved: bytes, relation: Relation, names: Sequence[str]) -> Any:
     """What :func:`pack` was given. Columns are ``names`` of ``relation``; one that was added since is NULL."""
     return _unpacked(msgspec.msgpack.decode(saved), relation, names)
+
+
+def widened(saved: bytes, added: Sequence[tuple[Column, Any]]) -> bytes:
+    """Saved state whose stream got these columns at its end since, each with one value for all rows held."""
+    return msgspec.msgpack.encode(_widened(msgspec.msgpack.decode(saved), added))
+
+
+def _widened(value: Any, added: Sequence[tuple[Column, Any]]) -> Any:
+    if isinstance(value, list):
+        return [_widened(v, added) for v in value]
+    if not isinstance(value, dict):
+        return value
+    found = {kind: _widened(inside, added) for kind, inside in value.items()}
+    if "columns" in value and "length" in value:
+        for column, fill in added:
+            if fill is not None:
+                parts = array_of(column, [fill] * value["length"])
+                found["columns"][column.name] = [_packed(part, None) for part in parts]
+    elif "row" in value:
+        found["row"] = [*found["row"], *(_packed(fill, None) for _, fill in added)]
+    return found
 
 
 def _packed(value: Any, relation: Relation | None) -> Any:
@@ -153,7 +175,7 @@ def _unpacked(value: Any, relation: Relation, names: Sequence[str]) -> Any:  # n
         return MAPPINGS[kind]({_unpacked(k, relation, names): _unpacked(v, relation, names) for k, v in inside})
     match kind:
         case "row":
-            return widened(relation, [_unpacked(v, relation, names) for v in inside])
+            return widened_row(relation, [_unpacked(v, relation, names) for v in inside])
         case "scalar":
             return _unpacked(inside, relation, names)[()]
         case "npy":

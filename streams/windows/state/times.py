@@ -8,6 +8,8 @@ buffer in the order of their time (of equal times, in order of arrival) as soon 
                     watermark    3s  5s  5s  7s  7s
                     released          5s      6s 7s
                                                  4s is late
+
+A watermark that comes with a batch (``mark``) moves it, too, after the rows of the batch.
 """
 
 from __future__ import annotations
@@ -19,10 +21,9 @@ import numpy as np
 from tidegate.errors import DataError
 from tidegate.storage.codec import from_json, to_json
 from tidegate.storage.schema import Relation
+from tidegate.streams.watermarks import END, NEVER
 from tidegate.streams.windows.declare.kinds import WindowSpec
 from tidegate.streams.windows.state.columns import Array, Columns, times_of
-
-NEVER = -(2**62)  # before any time
 
 
 class Step:
@@ -55,39 +56,39 @@ class EventTime:
         self.times: Array = np.empty(0, "i8")
         self.sources: dict[Any, tuple[int, int]] = {}  # source -> (largest time, when it last sent a row)
 
-    def step(self, columns: Columns, now_us: int) -> Step:
-        """What taking in ``columns`` would do."""
+    def step(self, columns: Columns, now_us: int, mark: int | None = None) -> Step:
+        """What taking in ``columns``, and then ``mark``, would do."""
         spec = self.spec
-        if spec.on is None:  # time is arrival
+        if spec.on is None:  # time is arrival: of marks only the end counts
             watermark = max(self.watermark, now_us)
             times = np.full(len(columns), watermark, "i8")
-            return Step(columns, times, watermark, None, (self.waiting, self.times, self.sources))
+            reached = END if mark == END else watermark
+            return Step(columns, times, reached, None, (self.waiting, self.times, self.sources))
         times = times_of(columns[spec.on])
         if (
-            not spec.delay and not len(self.waiting) and spec.source is None and spec.punctuation is None
+            not spec.delay and not len(self.waiting) and spec.source is None and mark is None
             and len(times) and times[0] >= self.watermark and bool((times[1:] >= times[:-1]).all())
         ):  # fmt: skip
             return Step(columns, times, int(times[-1]), None, (self.waiting, self.times, self.sources))
-        return self._reordered(columns, times, now_us)
+        return self._reordered(columns, times, now_us, NEVER if mark is None else mark)
 
-    def _reordered(self, columns: Columns, times: Array, now_us: int) -> Step:
+    def _reordered(self, columns: Columns, times: Array, now_us: int, mark: int) -> Step:
         spec = self.spec
-        marks = np.zeros(len(times), bool) if spec.punctuation is None else columns[spec.punctuation].astype(bool)
         if spec.source is None:
-            reached = np.maximum.accumulate(np.concatenate([[self.watermark], times - np.where(marks, 0, spec.delay)]))
+            reached = np.maximum.accumulate(np.concatenate([[self.watermark], times - spec.delay]))
             before, watermark, sources = reached[:-1], int(reached[-1]), self.sources
         else:
-            before, watermark, sources = self._by_source(columns, times, marks, now_us)
-        late = ~marks & (times < before)
+            before, watermark, sources = self._by_source(columns, times, now_us)
+        watermark = max(watermark, mark)
+        late = times < before
         dropped = None
         if late.any():
             dropped = np.flatnonzero(late)
             if spec.late == "raise":
                 raise self._too_late(times[late], before[late])
             times = np.where(late, before, times)
-        keep = ~marks if spec.late == "adjust" or dropped is None else ~marks & ~late
-        if not keep.all():
-            columns, times = columns.take(keep), times[keep]
+        if dropped is not None and spec.late != "adjust":
+            columns, times = columns.take(~late), times[~late]
         if len(self.waiting):
             columns = Columns.joined([self.waiting, columns])
             times = np.concatenate([self.times, times])
@@ -98,9 +99,7 @@ class EventTime:
         order = order[:ready]
         return Step(columns.take(order), times[order], watermark, dropped, after)
 
-    def _by_source(
-        self, columns: Columns, times: Array, marks: Array, now_us: int
-    ) -> tuple[Array, int, dict[Any, tuple[int, int]]]:
+    def _by_source(self, columns: Columns, times: Array, now_us: int) -> tuple[Array, int, dict[Any, tuple[int, int]]]:
         """The watermark before each row, and after all, when it follows the slowest source.
 
         A source that sends is awake: a row is not late because its own source was silent.
@@ -110,13 +109,9 @@ class EventTime:
         sources = dict(self.sources)
         watermark = self.watermark
         before = np.empty(len(times), "i8")
-        for i, (source, time, mark) in enumerate(
-            zip(columns.python(spec.source), times.tolist(), marks.tolist(), strict=True)
-        ):
+        for i, (source, time) in enumerate(zip(columns.python(spec.source), times.tolist(), strict=True)):
             before[i] = watermark
-            reached = time + spec.delay if mark else time
-            for heard in list(sources) if mark and source is None else [source]:  # without a source: for all
-                sources[heard] = max(reached, sources.get(heard, (NEVER, 0))[0]), now_us
+            sources[source] = max(time, sources.get(source, (NEVER, 0))[0]), now_us
             watermark = max(watermark, self._slowest(sources, now_us))
         return before, watermark, sources
 
@@ -134,6 +129,13 @@ class EventTime:
             relation=spec.stream,
             column=spec.on,
         )
+
+    def reached(self) -> int:
+        """At least the largest time seen; NEVER while there is none."""
+        if self.watermark == NEVER:
+            return int(max([NEVER, *self.times.tolist(), *(time for time, _ in self.sources.values())]))
+        seen = [self.watermark + self.spec.delay, *(time for time, _ in self.sources.values())]
+        return int(max([*seen, *self.times.tolist()]))
 
     def saved(self) -> dict[str, Any]:
         sources = [[to_json(source), *times] for source, times in self.sources.items()]

@@ -7,13 +7,14 @@ The windows of S-Store, and the fastest for small batches. Until the first windo
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, chain, islice
 from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
 
+from tidegate.storage.column_rows import ColumnRows
 from tidegate.storage.schema import Relation, Row
 from tidegate.streams.windows.declare.functions import Extent
 from tidegate.streams.windows.declare.kinds import WindowSpec
@@ -87,6 +88,11 @@ class TupleSlide(msgspec.Struct, eq=False, frozen=True):
         """The same for one window after another."""
         return shown_each(relation, self.windows)
 
+    def fired_at(self) -> list[int]:
+        """The place in the batch of the row that completed each window that fired; of a window by count."""
+        spec, before = self.buffer.spec, self.buffer.first + len(self.buffer.elements)
+        return [number * spec.slide + spec.size - 1 - before for number in self.fired]
+
     def commit(self) -> None:
         """Make the slide the window's state."""
         buffer = self.buffer
@@ -114,8 +120,10 @@ class TupleState:
         self.first = 0  # the number of the oldest element held
         self.windows = 0
 
-    def slide(self, rows: tuple[Row, ...], now_us: int = 0) -> TupleSlide:
+    def slide(self, rows: Any, now_us: int = 0) -> TupleSlide:
         """What adding ``rows`` would do. Nothing changes until the slide is committed."""
+        if type(rows) is ColumnRows:
+            rows = rows.rows
         new: list[tuple[Row, ...]] = [rows] if len(rows) == 1 or not self.counts else list(zip(rows))
         spec, elements = self.spec, self.elements
         held = len(elements)
@@ -147,6 +155,13 @@ class TupleState:
     def bytes_held(self) -> int:
         return bytes_of(self.elements)
 
+    def stands(self) -> dict[str, Any]:
+        """What a checkpoint says about it in words."""
+        return {"rows": self.held(), "first": self.first, "total": self.first + len(self.elements)}
+
+    def begin_after(self, stands: Mapping[str, Any]) -> None:
+        """A plain window begins with the next row."""
+
     def contents(self) -> Any:
         return self.first, self.windows, [[tuple(row) for row in element] for element in self.elements]
 
@@ -160,3 +175,26 @@ class TupleState:
         self.first, self.windows, lengths, columns = saving.unpack(saved, self.relation, names)
         rows = iter(columns.rows)
         self.elements = deque(tuple(islice(rows, length)) for length in lengths.tolist())
+        self._refit()
+
+    def _refit(self) -> None:
+        """It may have been saved with another range and slide, see :func:`fits_again`."""
+        self.windows, first = _stand(self.first + len(self.elements), self.spec.size, self.spec.slide)
+        while self.first < first:
+            self.elements.popleft()
+            self.first += 1
+
+
+def _stand(total: int, size: int, slide: int) -> tuple[int, int]:
+    """Of ``total`` elements so far: how many windows have fired, and the first element that is held."""
+    windows = (total - size) // slide + 1 if total >= size else 0
+    return windows, max(windows - 1, 0) * slide
+
+
+def fits_again(first: int, total: int, size: int, slide: int) -> bool:
+    """Do elements ``first`` to ``total`` suffice for a window of this range and slide, as if it had always been so?
+
+    >>> fits_again(6, 10, 2, 1), fits_again(6, 10, 8, 1)
+    (True, False)
+    """
+    return _stand(total, size, slide)[1] >= first

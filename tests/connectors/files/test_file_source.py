@@ -159,7 +159,10 @@ def test_bad_records_go_to_the_dead_letters_with_the_reason(open_engine: Open, t
     (malformed, wrong_type, unknown) = rejected(engine)
     assert malformed[0] == "things.ndjson:10"
     assert "DecodeError" in malformed[1]
-    assert wrong_type == ("things.ndjson:20", "things.id (BIGINT) can't take 'two': expected an integer, got str")
+    assert wrong_type == (
+        "things.ndjson:20",
+        "things.id (BIGINT) can't take 'two': expected an integer, got str; convert it first: int(value)",
+    )
     assert "'colour'" in unknown[1]
     assert sum(len(batch) for batch in told) == 3
     facts = engine.query("SELECT name, stream, state, rows, rejected, lag FROM tidegate.sources").rows
@@ -277,7 +280,7 @@ def test_what_the_sink_writes_the_source_reads(open_engine: Open, tmp_path: Path
 def test_a_second_process_under_the_name_is_refused(open_engine: Open) -> None:
     engine = open_engine(keeping())
     engine.feed("things", [(1, None, None, None)], source="in", offset=1, after=None)
-    assert engine.feed("things", [(1, None, None, None)], source="in", offset=1, after=None) == 0  # a repeat
+    assert engine.feed("things", [(1, None, None, None)], source="in", offset=1, after=None).batches == 0  # a repeat
     with pytest.raises(TidegateError, match="source 'in' is at 1"):
         engine.feed("things", [(1, None, None, None)], source="in", offset=2, after=0)
     engine.feed("things", [(2, None, None, None)], source="in", offset=2, after=1)

@@ -96,4 +96,6 @@ def test_recorded_waveforms() -> None:
 
 @pytest.mark.parametrize("wanted", ["auto", "local"])
 def test_there_is_always_a_backend(wanted: str) -> None:
-    assert choose_backend(wanted).told.startswith("windows")
+    where = choose_backend(wanted)
+    assert where.told.startswith("windows: evaluated in this process")
+    assert not where.spark  # it would have to be started first

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from shared_data import PAP, needs_pap
 
+from tidegate.errors import TidegateError
 from tidegate.examples.mimic_alerts.backends import Where, choose_backend
 from tidegate.examples.mimic_alerts.demo import Options, events_of, open_shift, source_of
 from tidegate.examples.mimic_alerts.kills import Plan, busy_ward, run_with_kills
@@ -34,9 +35,10 @@ def test_threads_decide_as_one_does() -> None:
 
 @pytest.mark.xdist_group("spark")
 def test_spark_decides_as_local_does() -> None:
-    where = choose_backend("auto")
-    if not where.spark:
-        pytest.skip(where.told)
+    try:
+        where = choose_backend("spark")
+    except TidegateError as error:
+        pytest.skip(str(error))
     assert played(where, busy_ward(5, 3)) == played(LOCAL, busy_ward(5, 3))
 
 
@@ -84,9 +86,10 @@ def test_kills_over_records(executor: str) -> None:
 
 @pytest.mark.slow
 def test_kills_on_spark() -> None:
-    where = choose_backend("auto")
-    if not where.spark:
-        pytest.skip(where.told)
+    try:
+        choose_backend("spark")
+    except TidegateError as error:
+        pytest.skip(str(error))
     plan = Plan(8, 3, backend="spark")
     found = run_with_kills(3, plan)
     assert found.safe, found

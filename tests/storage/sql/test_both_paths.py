@@ -16,6 +16,7 @@ from decimal import Decimal
 from typing import Any
 
 import duckdb
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -277,6 +278,10 @@ def comparable(rows: Any) -> list[Any]:
     return sorted((tuple(normal(v) for v in row) for row in rows), key=repr)
 
 
+def in_order(table: pa.Table) -> list[Any]:
+    return [normal(column.to_pylist()) for column in table.columns]
+
+
 def normal(item: Any) -> Any:
     if isinstance(item, (list, tuple)):
         return tuple(normal(part) for part in item)
@@ -346,6 +351,13 @@ def compare_paths(scenario: Any) -> None:
             if kinds == {"failed"}:
                 continue
             assert results[0] == results[1] == results[2], (table.ddl, sql, given_values)
+            if sql.startswith("SELECT"):
+                by_rows, by_duckdb = (
+                    store.prepare(sql, compiled).arrow(view, tuple(given_values))
+                    for store, view, compiled in zip(stores, views, (True, False), strict=True)
+                )
+                assert by_rows.schema.equals(by_duckdb.schema, check_metadata=True), (table.ddl, sql, given_values)
+                assert in_order(by_rows) == in_order(by_duckdb), (table.ddl, sql, given_values)
             contents = [comparable(view.scan("t")) for view in views] + [comparable(plain.run("SELECT * FROM t", []))]
             assert contents[0] == contents[1] == contents[2], (table.ddl, sql, given_values)
     finally:

@@ -12,6 +12,7 @@ import pytest
 from tidegate.errors import DeclarationError
 from tidegate.storage.chains import TRIMMED, below
 from tidegate.storage.indexes import SecondaryIndex
+from tidegate.storage.readers import PartitionReader
 from tidegate.storage.versions import VersionedTable
 from tidegate.testing import OrderViolation
 from tidegate.testing.simulation import run
@@ -63,8 +64,18 @@ def test_random_apps_have_everything_in_them():
     assert {access.how for procedure in procedures for access in procedure.access} == {
         "table",
         "partition",
+        "named",
         "committed",
     }
+    named = [(p, access) for p in procedures for access in p.access if access.how == "named"]
+    assert len([p for p, _ in named if not p.inputs]) > 20
+    assert {frozenset(name.rpartition(".")[2] for name in access.by) for _, access in named} == {
+        frozenset({"k"}),
+        frozenset({"j"}),
+        frozenset({"k", "j"}),
+        frozenset({"", "j"}),
+    }
+    assert any("." in name for _, access in named for name in access.by)
     assert {len(flow.borders) for flow in flows} == {1, 2, 3}
     assert {flow.keyed for flow in flows} == {True, False}
     assert any(flow.awaited for flow in flows)
@@ -77,7 +88,7 @@ def test_random_apps_have_everything_in_them():
     assert any(flow.awaited for flow in eithers)
     assert max(len(case.spec.flows) for case in cases) == 3
     windows = [procedure.window for procedure in procedures if procedure.window is not None]
-    kinds = {"count", "batches", "time", "session", "landmark", "slide_by_tuple", "delta"}
+    kinds = {"count", "batches", "time", "session", "landmark", "slide_by_tuple", "slide_by_time", "delta", "join"}
     assert {window.kind for window in windows} == kinds
     assert {window.compute is None for window in windows} == {True, False}
     assert any(case.two_phase for case in cases)
@@ -184,6 +195,22 @@ def test_locks_that_let_readers_past_writers_are_found(monkeypatch):
 
     monkeypatch.setattr(LowWaterMarks, "blocker", blocker)
     assert next(violations(range(200)))
+
+
+def test_a_named_partition_that_is_not_locked_is_found(monkeypatch):
+    items = Scheduler._items
+
+    def forgetful(scheduler, unit, key, partitions):
+        fewer = {table: list(values)[:-1] if len(values) > 1 else values for table, values in partitions.items()}
+        return items(scheduler, unit, key, fewer)
+
+    monkeypatch.setattr(Scheduler, "_items", forgetful)
+    assert next(violations(range(200)))
+
+
+def test_rows_of_partitions_that_are_not_named_are_found(monkeypatch):
+    monkeypatch.setattr(PartitionReader, "check", lambda reader, view, key: None)
+    assert any("but was to work on" in str(violation) for violation in violations(range(200)))
 
 
 def test_a_violation_is_told_with_a_small_history(monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tidegate.replica.postgres.macros import declare_macros
 from tidegate.replica.wire.settings import CHANGEABLE, FIXED, VERSION
 from tidegate.replica.wire.types import NAMED
 
@@ -89,12 +90,12 @@ MACROS: dict[str, tuple[str, ...]] = {
         f"(o, c, pretty) AS CASE WHEN c = 0 THEN {_DEFINITION} ELSE {_COLUMN} END",
     ),
     "pg_get_constraintdef": (f"(o) AS {_DEFINITION}", f"(o, pretty) AS {_DEFINITION}"),
+    "pg_get_viewdef": (f"(o) AS {_DEFINITION}", f"(o, pretty) AS {_DEFINITION}"),
     "obj_description": ("(o) AS CAST(NULL AS VARCHAR)", "(o, c) AS CAST(NULL AS VARCHAR)"),
     "shobj_description": ("(o, c) AS CAST(NULL AS VARCHAR)",),
     "col_description": ("(o, c) AS CAST(NULL AS VARCHAR)",),
     **dict.fromkeys(
         (
-            "pg_get_viewdef",
             "pg_get_partkeydef",
             "pg_get_triggerdef",
             "pg_get_ruledef",
@@ -141,6 +142,10 @@ MACROS: dict[str, tuple[str, ...]] = {
     },
     "has_column_privilege": (f"(o, c, p) AS {_PRIVILEGE}", f"(u, o, c, p) AS {_PRIVILEGE}"),
     "quote_ident": ("(i) AS CASE WHEN regexp_full_match(i, '[a-z_][a-z0-9_]*') THEN i ELSE '\"' || i || '\"' END",),
+    "parse_ident": (
+        "(n) AS list_transform(regexp_extract_all(n, '\"[^\"]+\"|[^.]+'), lambda p: CASE WHEN p LIKE '\"%' THEN trim(p, '\"') "
+        "ELSE lower(p) END)",
+    ),
     "quote_literal": ("(v) AS '''' || replace(CAST(v AS VARCHAR), '''', '''''') || ''''",),
     "array_upper": ("(a, d) AS CASE WHEN len(a) > 0 THEN len(a) END",),
     "array_lower": ("(a, d) AS CASE WHEN len(a) > 0 THEN 1 END",),
@@ -172,6 +177,7 @@ INFORMATION_MACROS = {
 
 def declare_functions(connection: Any, pg: str, information: str) -> None:
     """Create the macros; they refer to the catalog's tables, which exist."""
+    declare_macros(connection)
     order = ["tg_class_oid", "tg_class_name", "tg_type_oid", *MACROS]
     for name in dict.fromkeys(order):
         body = ", ".join(MACROS[name]).replace("{pg}", pg)

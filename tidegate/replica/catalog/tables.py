@@ -79,6 +79,10 @@ class Contents:
         self._relations: list[tuple[int, int, str, str, Table]] = []  # oid, schema's oid, schema, kind, table
         for i, table in enumerate(mirror.tables.values()):
             self._relations.append((TABLES_FROM + i * 100, PUBLIC, "public", "r", table))
+        self._queries = mirror.definitions
+        for i, view in enumerate(mirror.plain.values(), len(mirror.tables)):
+            self._relations.append((TABLES_FROM + i * 100, PUBLIC, "public", "v", view))
+            self.definitions.append([TABLES_FROM + i * 100, mirror.definitions[view.name]])
         for i, view in enumerate(mirror.views.values()):
             self._relations.append((SYSTEM_FROM + i * 100, SYSTEM_SPACE, "tidegate", "v", view))
 
@@ -140,7 +144,14 @@ class Contents:
                 {"schemaname": schema, "tablename": table.name, "tableowner": "tidegate", "hasindexes": bool(indexes)}
             )
         else:
-            found["pg_views"].append({"schemaname": schema, "viewname": table.name, "viewowner": "tidegate"})
+            found["pg_views"].append(
+                {
+                    "schemaname": schema,
+                    "viewname": table.name,
+                    "viewowner": "tidegate",
+                    "definition": self._queries.get(table.name),
+                }
+            )
 
     def _add_index(
         self,

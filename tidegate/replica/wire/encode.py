@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidegate.replica.postgres.macros import SCALE
 from tidegate.replica.wire.types import WireType, named
 
 EPOCH_DAYS = 10_957  # from 1970-01-01 to 2000-01-01, where PostgreSQL's calendar starts
@@ -76,7 +77,7 @@ def _text(column: pa.Array, kind: WireType) -> pa.Array | None:
         return column.cast(pa.large_string()).cast(pa.large_binary())
     if pa.types.is_floating(given) and pc.all(pc.is_finite(column), min_count=0).as_py() is not False:
         return column.cast(pa.large_string()).cast(pa.large_binary())
-    if pa.types.is_decimal(given):
+    if pa.types.is_decimal(given) and not (given.scale == SCALE and kind.modifier < 0):
         told = column.cast(pa.large_string())
         plain = pc.any(pc.match_substring(told, "E"), min_count=0).as_py() is not True  # Arrow writes 0.0000001 as 1E-7
         return told.cast(pa.large_binary()) if plain else None
@@ -136,7 +137,7 @@ def written(value: Any, kind: WireType) -> str:
             "NaN" if value != value else repr(value)
         )
     if isinstance(value, Decimal):
-        return format(value, "f")
+        return format(_quotient(value) if kind.modifier < 0 else value, "f")
     if isinstance(value, bytes):
         return "\\x" + value.hex()
     if isinstance(value, dt.datetime):
@@ -146,6 +147,17 @@ def written(value: Any, kind: WireType) -> str:
     if kind.name == "json" and not isinstance(value, str):
         return json.dumps(_jsonable(value))
     return str(value)
+
+
+def _quotient(value: Decimal) -> Decimal:
+    """A numeric quotient without the zeros that it has here and not in PostgreSQL."""
+    sign, digits, exponent = value.as_tuple()
+    if exponent != -SCALE:
+        return value
+    end = len(digits)
+    while exponent < -16 and end > 1 and digits[end - 1] == 0:
+        end, exponent = end - 1, exponent + 1
+    return Decimal((sign, digits[:end], exponent))
 
 
 def _zoned(value: dt.datetime) -> str:
@@ -198,7 +210,7 @@ def binary_value(value: Any, kind: WireType) -> bytes:
     if name in _NUMBERS:
         return np.array(value, dtype=_NUMBERS[name]).tobytes()
     if name == "numeric":
-        return _binary_numeric(Decimal(value))
+        return _binary_numeric(_quotient(Decimal(value)) if kind.modifier < 0 else Decimal(value))
     if name == "bytea":
         return bytes(value)
     if name == "uuid":

@@ -158,7 +158,7 @@ def inferred(sql: str, given: list[int], mirror: Mirror) -> list[int]:
 def _guessed(sql: str, mirror: Mirror) -> dict[int, int]:
     if len(sql) > GUESSED:
         return _cast_types(sql)
-    tables = mirror.tables.values()
+    tables = [*mirror.tables.values(), *mirror.plain.values()]
     schema: dict[str, object] = {table.name: {column[0]: column[1] for column in table.columns} for table in tables}
     try:
         tree = sqlglot.parse_one(text.hide_parameters(plain_types(sql)), dialect="postgres")

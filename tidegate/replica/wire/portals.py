@@ -14,7 +14,7 @@ from tidegate.replica.statements import Prepared
 from tidegate.replica.wire.commands import CopyOut
 from tidegate.replica.wire.encode import data_rows, written
 from tidegate.replica.wire.messages import copy_data
-from tidegate.replica.wire.types import WireType, wire_type
+from tidegate.replica.wire.types import WireType, computed_type, wire_type
 
 
 @dataclass
@@ -47,7 +47,12 @@ class Portal:
         assert self.query is not None
         self.query.open()
         catalog = self.statement.prepared is not None and self.statement.prepared.catalog
-        self.types = [wire_type(kind, catalog) for kind in self.query.types]
+        computed = self.statement.prepared.computed if self.statement.prepared is not None else ()
+        known = [*computed, *[False] * len(self.query.types)]
+        self.types = [
+            computed_type(kind, catalog) if of_expression else wire_type(kind, catalog)
+            for kind, of_expression in zip(self.query.types, known, strict=False)
+        ]
         count = len(self.types)
         formats = list(self._formats)
         self.binary = [bool(f) for f in (formats * count if len(formats) == 1 else formats or [0] * count)]

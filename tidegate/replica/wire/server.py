@@ -165,6 +165,8 @@ class PostgresServer:
             return None
         settings = Settings()
         for name, value in _startup_settings(options):
+            if name.lower() == "timezone":
+                continue  # drivers announce their own zone, and are told in return that it is UTC here
             try:
                 settings.set(name, value)
             except (QueryFailed, QueryRefused) as error:

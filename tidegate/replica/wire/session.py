@@ -160,7 +160,7 @@ class Session:
         if found is not None:
             await self._command(found, describe=True)
             return
-        portal = await self._begin(Statement(sql, await self._work.prepare(self._asker, sql)), (), ())
+        portal = await self._begin(Statement(sql, await self._work.prepare(self._asker, sql, postgres=True)), (), ())
         await self._send(portal, None, describe=True)
 
     def _refuse_in_failed(self, sql: str) -> None:
@@ -185,7 +185,7 @@ class Session:
         elif found:
             known = [0 if oid == 705 else oid for oid in given]  # 705: unknown
             statement.oids, told = await self._work.apart(self._asker, lambda: self._typed(found[0], known))
-            statement.prepared = await self._work.prepare(self._asker, told)
+            statement.prepared = await self._work.prepare(self._asker, told, postgres=True)
         self._statements[name] = statement
         self._write(m.PARSED)
 
@@ -301,7 +301,7 @@ class Session:
             self._close_portals(found.name)
             if len(self._portals) >= PORTALS:
                 raise QueryFailed(f"a session can have {PORTALS} open cursors; close some", sqlstate="53400")
-            prepared = await self._work.prepare(self._asker, found.query)
+            prepared = await self._work.prepare(self._asker, found.query, postgres=True)
             portal = await self._begin(Statement(found.query, prepared), (), [1] if found.binary else [])
             self._portals[found.name] = portal
             self._write(m.complete("DECLARE CURSOR"))
@@ -348,7 +348,9 @@ class Session:
         self._write(m.complete(f"{verb} {await self._rows(portal, fetch.count, silent=fetch.move)}"))
 
     async def _copy(self, copy: CopyOut) -> None:
-        portal = await self._begin(Statement(copy.query, await self._work.prepare(self._asker, copy.query)), (), ())
+        portal = await self._begin(
+            Statement(copy.query, await self._work.prepare(self._asker, copy.query, postgres=True)), (), ()
+        )
         try:
             assert portal.query is not None
             self._write(m.copy_out(len(portal.types)))

@@ -45,7 +45,7 @@ CHANGEABLE = {
     "lc_time": "C",
     "lock_timeout": "0",
     "row_security": "on",
-    "search_path": '"$user", public',
+    "search_path": "public",
     "standard_conforming_strings": "on",
     "statement_timeout": "0",
     "synchronize_seqscans": "on",
@@ -74,6 +74,9 @@ _ONLY = {  # settings whose other values would change the format of what is sent
     "intervalstyle": ("postgres",),
 }
 _UNITS = {"": 0.001, "us": 1e-6, "ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
+
+
+UTC = ("utc", "etc/utc", "gmt", "etc/gmt", "z", "zulu", "universal", "0", "+00", "+00:00", "")
 
 
 class Settings:
@@ -106,8 +109,14 @@ class Settings:
             raise QueryFailed(f"{name} can only be {_ONLY[key][0]} here, not {value!r}", sqlstate="22023")
         if key == "datestyle" and not value.lower().startswith("iso"):
             raise QueryFailed(f"DateStyle can only be ISO here, not {value!r}", sqlstate="22023")
-        if key == "timezone" and value.lower() not in ("utc", "etc/utc"):
-            value = "Etc/UTC"  # clients announce their own zone; times are sent in UTC, with their offset
+        if key == "timezone":
+            if value.lower() not in UTC:
+                raise QueryRefused(
+                    f"times are in UTC here, {value!r} can't be set; write column AT TIME ZONE 'UTC' AT TIME ZONE "
+                    f"'{value}' where another zone is meant",
+                    sqlstate="22023",
+                )
+            value = "Etc/UTC"
         if key == "statement_timeout":
             duration_s(value)
         if key == "tidegate.as_of" and value and not value.isdigit():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 
@@ -150,6 +150,16 @@ def wire_type(duckdb: str, catalog: bool = False) -> WireType:
             return WireType(f"_{element.name}", NAMED[element.name][2], -1, element.modifier, element)
         return named("json")
     return named("json" if duckdb.startswith(("STRUCT", "MAP", "UNION", "VARIANT")) else "varchar")
+
+
+def computed_type(duckdb: str, catalog: bool = False) -> WireType:
+    """How a client sees an expression: text has no length, and numeric no scale.
+
+    >>> computed_type("VARCHAR").name, computed_type("DECIMAL(9,2)").modifier
+    ('text', -1)
+    """
+    found = wire_type(duckdb, catalog)
+    return named("text") if found.name == "varchar" else replace(found, modifier=-1)
 
 
 def parameter_cast(oid: int) -> str | None:

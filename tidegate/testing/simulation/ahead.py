@@ -12,7 +12,8 @@ from typing import Any
 
 from tidegate.streams.windows import WindowSpec, window
 from tidegate.streams.windows.declare.functions import Decomposed, Extent, Function, Whole
-from tidegate.testing.simulation.apps import AppSpec, FlowSpec, Op, ProcedureSpec, declarable
+from tidegate.testing.simulation.apps import declarable
+from tidegate.testing.simulation.specs import AppSpec, FlowSpec, Op, ProcedureSpec
 from tidegate.testing.simulation.world import World
 
 COLUMNS = "n BIGINT, total BIGINT"

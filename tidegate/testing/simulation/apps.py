@@ -1,112 +1,21 @@
-"""Random apps as data, and how they become real ones.
-
-Every procedure is a list of small operations over the tables it declared. It folds everything it sees (rows, its
-batches, windows, time, chance) into one number, and what it writes, emits, refuses and fails at depends on that number:
-a run that sees anything different from the serial one soon diverges from it.
-"""
+"""Random apps, made up from a seed, and how they become real ones."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
-from zlib import crc32
 
-from tidegate.dataflows.app import AccessLike, App
-from tidegate.dataflows.definitions import OnFailure, committed, either, partition
-from tidegate.errors import ConstraintError, DeclarationError, StatementError
-from tidegate.streams.windows import WindowSpec
-from tidegate.streams.windows.state.tuples import TupleSlide
+from tidegate.dataflows.access import AccessLike
+from tidegate.dataflows.definitions import committed, either, partition
+from tidegate.errors import DeclarationError, StatementError
+from tidegate.testing.simulation.specs import TRIGGERS, Access, AppSpec, FlowSpec, Op, ProcedureSpec, Simulated
 from tidegate.testing.simulation.windows import random_window
+from tidegate.testing.simulation.work import Work
 from tidegate.testing.simulation.world import PARTITIONED, PLAIN, SIDES, World
 from tidegate.txn.transaction import Transaction
-
-KEYS = 3  # values of k
-IDS = 4  # values of id
-TAGS = 4
-
-
-@dataclass(frozen=True)
-class Op:
-    """One thing a procedure does. ``number``: how likely (abort, raise), or which statement."""
-
-    kind: str
-    table: str = ""
-    number: int = 0
-
-
-@dataclass(frozen=True)
-class Access:
-    table: str
-    write: bool
-    how: str = "table"  # table, partition or committed
-
-
-@dataclass(frozen=True)
-class ProcedureSpec:
-    name: str
-    inputs: tuple[str, ...] = ()
-    outputs: tuple[str, ...] = ()
-    access: tuple[Access, ...] = ()
-    ops: tuple[Op, ...] = ()
-    window: WindowSpec | None = None
-    retries: int = 0
-    on_failure: OnFailure = "dead_letter"
-    either: bool = False
-
-
-@dataclass(frozen=True)
-class FlowSpec:
-    keyed: bool
-    borders: tuple[str, ...]
-    procedures: tuple[ProcedureSpec, ...]
-    nested: tuple[tuple[str, ...], ...] = ()
-    awaited: str | None = None
-    triggers: tuple[tuple[str, int], ...] = ()  # stream or "procedure.win", and which statement
-
-
-@dataclass(frozen=True)
-class AppSpec:
-    flows: tuple[FlowSpec, ...]
-    calls: tuple[ProcedureSpec, ...] = ()
-    sql: bool = False
-
-    def procedures(self) -> Iterator[ProcedureSpec]:
-        for flow in self.flows:
-            yield from flow.procedures
-        yield from self.calls
-
-    def __str__(self) -> str:
-        told = []
-        for flow in self.flows:
-            told.append(f"dataflow over {', '.join(flow.borders)}{' by k' if flow.keyed else ''}")
-            told += [f"  nested: {' + '.join(group)}" for group in flow.nested]
-            told += [f"  awaited: {flow.awaited}"] if flow.awaited else []
-            told += [f"  trigger on {on}: {TRIGGERS[number]}" for on, number in flow.triggers]
-            told += [f"  {_describe(procedure)}" for procedure in flow.procedures]
-        told += [f"call {_describe(procedure)}" for procedure in self.calls]
-        return "\n".join(told)
-
-
-def _describe(p: ProcedureSpec) -> str:
-    access = ", ".join(f"{'writes' if a.write else 'reads'} {a.how} {a.table}" for a in p.access)
-    ops = ", ".join(f"{op.kind} {op.table} {op.number}".replace("  ", " ") for op in p.ops)
-    inputs = (" or " if p.either else ", ").join(p.inputs)
-    return f"{p.name}({inputs}) -> ({', '.join(p.outputs)}) [{access}] {p.window or ''} do: {ops}"
-
-
-@dataclass
-class Simulated:
-    """A real app and what a test must be able to do to it."""
-
-    app: App
-    broken: set[tuple[str, Any]] = field(default_factory=set)  # procedure and batch-id: raises until repaired
-
-    def repair(self, dataflow: str) -> None:
-        self.broken.clear()
-
 
 # ---- making up an app
 
@@ -248,178 +157,6 @@ def _random_ops(
     return tuple(ops)
 
 
-# ---- what procedures do
-
-READ_SQL = (
-    "SELECT v, d FROM {table} WHERE id = $i",
-    "SELECT id, v FROM {table} WHERE tag = $t ORDER BY id DESC",
-    "SELECT sum(d), count(*), max(v) FROM {table}",
-    "SELECT tag, sum(d * v) FROM {table} WHERE v > $n GROUP BY tag",
-)
-WRITE_SQL = (
-    "UPDATE {table} SET v = v + $n WHERE id = $i AND v < 100000",
-    "UPDATE {table} SET d = d * 1.1 WHERE tag = $t",
-    "DELETE FROM {table} WHERE id = $i",
-    "DELETE FROM {table} WHERE v % 5 = $t",
-    "UPDATE {table} SET d = (SELECT sum(d) FROM {table}) / 3 WHERE v % 3 = 0",
-)
-TRIGGERS = (
-    "INSERT INTO plain (id, v, d, tag) "
-    "SELECT x % 4, max(x) % 1000, sum(x) / 7.0, max(k) FROM {on} GROUP BY 1 "
-    "ON CONFLICT (id) DO UPDATE SET v = excluded.v, d = plain.d + excluded.d",
-    "UPDATE plain SET v = v + (SELECT count(*) FROM {on}) WHERE tag = 1",
-)
-
-
-class Work:
-    """One running procedure: the number everything is folded into, and the operations."""
-
-    def __init__(self, spec: ProcedureSpec, txn: Transaction, seen: Any, key: Any, simulated: Simulated) -> None:
-        self.spec = spec
-        self.txn = txn
-        self.key = key
-        self.simulated = simulated
-        self.number = crc32(repr((spec.name, txn.batch_id, key, seen)).encode())
-        self.how = {access.table: access.how for access in spec.access}
-
-    def fold(self, seen: Any) -> int:
-        """Fold in what was seen; returns the new number."""
-        self.number = crc32(repr(seen).encode(), self.number)
-        return self.number
-
-    def run(self) -> int:
-        for op in self.spec.ops:
-            getattr(self, f"do_{op.kind}")(op)
-        return self.number
-
-    def key_of(self, table: str) -> Any:
-        number = self.fold(table)
-        if table not in PARTITIONED:
-            return number % IDS
-        return (self.key if self.how[table] == "partition" else number % KEYS, number // 8 % IDS)
-
-    def row_of(self, table: str) -> tuple[Any, ...]:
-        key = self.key_of(table)
-        number = self.fold("row")
-        tag = number // 16 % (TAGS + 1)
-        values = (number % 1000, number % 97 / 10, tag if tag < TAGS else None)
-        return (*key, *values) if isinstance(key, tuple) else (key, *values)
-
-    def do_get(self, op: Op) -> None:
-        self.fold(_plain(self.txn.get(op.table, self.key_of(op.table))))
-
-    def do_scan(self, op: Op) -> None:
-        self.fold([tuple(row) for row in self.txn.scan(op.table)])
-
-    def do_find(self, op: Op) -> None:
-        self.fold([tuple(row) for row in self.txn.scan(op.table, tag=self.number % TAGS)])
-
-    def do_count(self, op: Op) -> None:
-        self.fold(self.txn.count(op.table, tag=self.number % TAGS))
-
-    def do_upsert(self, op: Op) -> None:
-        self.txn.upsert(op.table, self.row_of(op.table))
-
-    def do_insert(self, op: Op) -> None:
-        self.txn.insert(op.table, self.row_of(op.table))
-
-    def do_try_insert(self, op: Op) -> None:
-        try:
-            self.txn.insert(op.table, self.row_of(op.table))
-        except ConstraintError as error:
-            self.fold(str(error))
-
-    def do_update(self, op: Op) -> None:
-        key = self.key_of(op.table)
-        self.fold(_plain(self.txn.update(op.table, key, v=self.number % 1000, d=self.number % 89 / 10)))
-
-    def do_add(self, op: Op) -> None:
-        key = self.key_of(op.table)
-        row = self.txn.get(op.table, key)
-        if row is not None:
-            self.txn.update(op.table, key, v=(row.v * 3 + self.number) % 1000)
-
-    def do_delete(self, op: Op) -> None:
-        self.fold(self.txn.delete(op.table, self.key_of(op.table)))
-
-    def do_delete_where(self, op: Op) -> None:
-        self.fold(self.txn.delete_where(op.table, tag=self.number % TAGS))
-
-    def do_update_each(self, op: Op) -> None:
-        """As ``add``, for a few keys, perhaps one of them twice."""
-        keys = [self.key_of(op.table) for _ in range(self.number % 5)]
-        made = self.txn.update_each(op.table, keys, v=lambda row: (row.v * 3 + 1) % 1000, d=self.number % 83 / 10)
-        self.fold([tuple(row) for row in made])
-
-    def do_move(self, op: Op) -> None:
-        """Keep both sides equal."""
-        key, value = self.number % IDS, self.number % 1000
-        for side in SIDES:
-            self.fold(_plain(self.txn.get(side, key)))
-            self.txn.upsert(side, (key, value))
-
-    def do_audit(self, op: Op) -> None:
-        """A committed read may see any consistent state, so its result must not be folded in."""
-        left, right = ([tuple(row) for row in self.txn.scan(side)] for side in SIDES)
-        if left != right:
-            raise AssertionError(f"a committed read saw two sides of different transactions: {left} and {right}")
-
-    def do_sql_read(self, op: Op) -> None:
-        self._sql(READ_SQL[op.number % len(READ_SQL)], op.table)
-
-    def do_sql_write(self, op: Op) -> None:
-        self._sql((*READ_SQL, *WRITE_SQL, *WRITE_SQL)[op.number % (len(READ_SQL) + 2 * len(WRITE_SQL))], op.table)
-
-    def _sql(self, text: str, table: str) -> None:
-        number = self.fold(text)
-        values = {"i": number % IDS, "t": number // 8 % TAGS, "n": number // 64 % 100}
-        named = {name: value for name, value in values.items() if f"${name}" in text}
-        rows = self.txn.execute(text.format(table=table), **named)
-        self.fold(([tuple(row) for row in rows], rows.count))
-
-    def do_window(self, op: Op) -> None:
-        slide = self.txn.window("win")
-        if slide.results is not None:
-            self.fold([tuple(row) for row in slide.results])
-        elif isinstance(slide, TupleSlide):
-            extents = [[tuple(row) for row in slide.extent(number)] for number in slide.fired]
-            self.fold((extents, [tuple(row) for row in slide.rows], [tuple(row) for row in slide.expired]))
-        else:
-            self.fold([(e.number, e.key, e.start, e.end, [tuple(row) for row in e.rows]) for e in slide.windows])
-
-    def do_chance(self, op: Op) -> None:
-        self.fold((self.txn.random.random(), self.txn.uuid()))
-
-    def do_now(self, op: Op) -> None:
-        self.fold(self.txn.now)
-
-    def do_abort(self, op: Op) -> None:
-        if self.number % op.number == 0:
-            self.txn.abort(f"number {self.number}")
-
-    def do_raise(self, op: Op) -> None:
-        if self.number % op.number == 0 and (self.spec.on_failure == "dead_letter" or not self.spec.inputs):
-            raise ValueError(f"number {self.number}")
-
-    def do_flaky(self, op: Op) -> None:
-        if self.txn.attempts < self.spec.retries:
-            raise OSError("try again")
-
-    def do_break(self, op: Op) -> None:
-        if (self.spec.name, self.txn.batch_id) in self.simulated.broken:
-            raise OSError("out of order")
-
-    def emit(self) -> None:
-        for stream in self.spec.outputs:
-            number = self.fold(stream)
-            rows = [(self.key if self.key is not None else number % KEYS, number // (5 + i)) for i in range(number % 4)]
-            self.txn.emit(stream, rows)
-
-
-def _plain(row: Any) -> Any:
-    return None if row is None else tuple(row)
-
-
 # ---- declaring it
 
 
@@ -433,10 +170,11 @@ def build(spec: AppSpec, world: World) -> Simulated:
         for name in flow.borders:
             world.stream(app, name, border=True, key=key)
         if flow.awaited is not None:
-            world.stream(app, flow.awaited, border=True, key=key, awaited=True)
+            world.stream(app, flow.awaited, border=True, key="k" if flow.answers_by_key else key, awaited=True)
+        own = dict(flow.rekeyed)
         for procedure in flow.procedures:
             for name in procedure.outputs:
-                world.stream(app, name, border=False, key=None)
+                world.stream(app, name, border=False, key=own.get(name))
         for procedure in flow.procedures:
             _declare(simulated, procedure, _streaming(procedure, simulated))
         for on, number in flow.triggers:
@@ -452,12 +190,8 @@ def _declare(simulated: Simulated, spec: ProcedureSpec, function: Callable[..., 
     function.__name__ = spec.name
     reads: list[AccessLike] = []
     writes: list[AccessLike] = []
-    by = None if spec.inputs else "k"
     for access in spec.access:
-        like: AccessLike = access.table
-        if access.how != "table":
-            like = partition(access.table, by) if access.how == "partition" else committed(access.table)
-        (writes if access.write else reads).append(like)
+        (writes if access.write else reads).extend(_likes(access, streaming=bool(spec.inputs)))
     simulated.app.procedure(
         inputs=either(*spec.inputs) if spec.either else spec.inputs,
         outputs=spec.outputs,
@@ -469,9 +203,21 @@ def _declare(simulated: Simulated, spec: ProcedureSpec, function: Callable[..., 
     )(function)
 
 
+def _likes(access: Access, streaming: bool) -> list[AccessLike]:
+    if access.how == "table":
+        return [access.table]
+    if access.how == "committed":
+        return [committed(access.table)]
+    if access.how == "partition":
+        return [partition(access.table, None if streaming else "k")]
+    return [partition(access.table, name or None) for name in access.by]
+
+
 def _streaming(spec: ProcedureSpec, simulated: Simulated) -> Callable[..., Any]:
     def body(txn: Transaction, *batches: Any) -> None:
-        work = Work(spec, txn, [[tuple(row) for row in batch] for batch in batches], txn.key, simulated)
+        seen = [[tuple(row) for row in batch] for batch in batches]
+        border = [row for name, rows in zip(spec.inputs, seen, strict=True) if name in spec.known for row in rows]
+        work = Work(spec, txn, seen, txn.key, simulated, border)
         work.run()
         work.emit()
 
@@ -479,7 +225,7 @@ def _streaming(spec: ProcedureSpec, simulated: Simulated) -> Callable[..., Any]:
 
 
 def _called(spec: ProcedureSpec, simulated: Simulated) -> Callable[..., Any]:
-    def body(txn: Transaction, k: int, x: int) -> int:
-        return Work(spec, txn, x, k, simulated).run()
+    def body(txn: Transaction, k: int, x: int, j: int | None) -> int:
+        return Work(spec, txn, x, k, simulated, [(k, x, j)]).run()
 
     return body

@@ -8,7 +8,8 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from tidegate.testing.simulation.apps import AppSpec, FlowSpec, ProcedureSpec, declarable
+from tidegate.testing.simulation.apps import declarable
+from tidegate.testing.simulation.specs import AppSpec, FlowSpec, ProcedureSpec
 from tidegate.testing.simulation.world import STREAMS, World
 
 TRIES = 6

@@ -17,17 +17,23 @@ from typing import Any
 from tidegate import mutex
 from tidegate.engine.engine import Engine
 from tidegate.errors import DeclarationError
-from tidegate.testing.driver import Call, Input, Push
+from tidegate.testing.driver import Call, Finish, Input, Push
 from tidegate.testing.order import Mode, OrderViolation, Report, Setting, run_once, shrink, still_fails
 from tidegate.testing.simulation.ahead import with_look_ahead
-from tidegate.testing.simulation.apps import KEYS, AppSpec, FlowSpec, Simulated, build, random_app
+from tidegate.testing.simulation.apps import build, random_app
 from tidegate.testing.simulation.eithers import with_eithers
+from tidegate.testing.simulation.partitions import with_partitions
+from tidegate.testing.simulation.rekeying import with_rekeying
+from tidegate.testing.simulation.specs import KEYS, AppSpec, FlowSpec, Simulated
+from tidegate.testing.simulation.times import in_time, with_time
+from tidegate.testing.simulation.work import with_j
 from tidegate.testing.simulation.world import SIDES, World
 from tidegate.txn.locks import LowWaterMarks, TwoPhaseLocks, locking_with
 
 THREADS_EVERY = 5  # seeds between two runs with real threads
 SERIAL_EVERY = 4
 REOPEN_EVERY = 100  # … and between two on disk, closed and reopened during the run
+ASKED_REOPEN_EVERY = 20  # the same, where people are asked
 COMPARE_BASE_EVERY = 8
 BYSTANDERS_EVERY = 3  # of the runs in which the engine has threads or runs on its own
 TORN = "SELECT * FROM {} AS l FULL JOIN {} AS r USING (id) WHERE l.v IS DISTINCT FROM r.v".format(*SIDES)
@@ -89,8 +95,13 @@ def world() -> World:
 def make_case(seed: int) -> Case:
     rng = random.Random(seed)
     spec = with_eithers(seed, random_app(rng, world()), world())
+    spec = with_partitions(seed, spec, world())
+    spec = with_time(seed, spec, world())
+    spec = with_rekeying(seed, spec, world())
     spec, ahead = with_look_ahead(seed, spec, world())
-    inputs = random_inputs(rng, spec)
+    inputs = random_inputs(rng, spec, seed)
+    if any(flow.timed for flow in spec.flows) and seed % 2 and not build(spec, world()).app.graph().times.left_out:
+        inputs = (*inputs, Finish())
     broken = {
         (procedure.name, rng.randint(1, 8))
         for procedure in spec.procedures()
@@ -105,12 +116,17 @@ def make_case(seed: int) -> Case:
     return Case(seed, spec, inputs, frozenset(broken), config, merges, two_phase)
 
 
-def random_inputs(rng: random.Random, spec: AppSpec) -> tuple[Input, ...]:
+def random_inputs(rng: random.Random, spec: AppSpec, seed: int = 0) -> tuple[Input, ...]:
     """Calls, and pushes with ascending batch-ids on every border stream (the same on all of one dataflow)."""
-    queues: list[list[Input]] = [_flow_inputs(rng, flow, border) for flow in spec.flows for border in flow.borders]
+    graph = build(spec, world()).app.graph()
+    queues: list[list[Input]] = [
+        in_time(seed, flow, border, graph, _flow_inputs(rng, flow, border))
+        for flow in spec.flows
+        for border in flow.borders
+    ]
     if spec.calls:
         calls = [
-            Call(rng.choice(spec.calls).name, (rng.randrange(KEYS), rng.randrange(1000)))
+            Call(rng.choice(spec.calls).name, with_j(rng.randrange(KEYS), rng.randrange(1000)))
             for _ in range(rng.randint(2, 7))
         ]
         queues.append(list(calls))
@@ -130,7 +146,7 @@ def _flow_inputs(rng: random.Random, flow: FlowSpec, border: str) -> list[Input]
     for number in range(1, rng.randint(3, 8)):
         if len(flow.borders) > 1 and rng.random() < 0.1:
             continue
-        rows = tuple((rng.randrange(KEYS), rng.randrange(1000)) for _ in range(rng.choice([1, 1, 2, 3])))
+        rows = tuple(with_j(rng.randrange(KEYS), rng.randrange(1000)) for _ in range(rng.choice([1, 1, 2, 3])))
         push = Push(border, rows, number * step if numbered else None)
         found.append(push)
         if numbered and rng.random() < 0.05:
@@ -148,8 +164,11 @@ def _decisions(rng: random.Random, flow: FlowSpec, inputs: Sequence[Input]) -> l
     )
     if any(procedure.either for procedure in flow.procedures):  # it may ask under the number of its execution
         asked = dict.fromkeys((number, key) for number in range(1, 40) for _, key in asked)
+    if flow.rekeyed:  # under any key
+        keys = range(KEYS) if flow.keyed or flow.answers_by_key else [None]
+        asked = dict.fromkeys((number, key) for number in range(1, 40) for key in keys)
     return [
-        Push(flow.awaited, ((rng.randrange(KEYS) if key is None else key, rng.randrange(100)),), batch_id)
+        Push(flow.awaited, (with_j(rng.randrange(KEYS) if key is None else key, rng.randrange(100)),), batch_id)
         for batch_id, key in sorted(asked, key=lambda question: question[0] or 0)
         if rng.random() < 0.7
     ]
@@ -173,7 +192,8 @@ def run_case(case: Case, executor: Mode, inputs: Sequence[Input] | None = None, 
     )
     inputs, seed = case.inputs if inputs is None else inputs, case.seed if seed is None else seed
     locks = locking_with(TwoPhaseLocks if case.two_phase else LowWaterMarks)
-    if executor != "manual" or case.seed % REOPEN_EVERY:
+    every = ASKED_REOPEN_EVERY if any(flow.awaited is not None for flow in case.spec.flows) else REOPEN_EVERY
+    if executor != "manual" or case.seed % every:
         with locks:
             return run_once(simulated.app, inputs, seed, setting)
     with locks, tempfile.TemporaryDirectory(prefix="tidegate-sim-") as directory:

@@ -18,8 +18,9 @@ from tidegate.storage.base import Base, base_name
 from tidegate.storage.database import Database
 from tidegate.storage.schema import Relation, TableSchema
 
-COLUMNS = "k INTEGER NOT NULL, x BIGINT NOT NULL"
+COLUMNS = "k INTEGER NOT NULL, x BIGINT NOT NULL, j INTEGER"
 STREAMS = 32
+MORE_STREAMS = 12  # of dataflows that get streams with a key of their own
 DEADLINE_S = 60.0
 
 PLAIN = {
@@ -50,8 +51,8 @@ class World:
             self._template.table(ddl, partition_by="k")
         for side in SIDES:
             self._template.table(f"CREATE TABLE {side} (id INTEGER PRIMARY KEY, v BIGINT NOT NULL)")
-        for i in range(STREAMS):
-            self._template.stream(f"s{i}", COLUMNS, border=True)
+        for name in (*(f"s{i}" for i in range(STREAMS)), *(f"t{i}" for i in range(MORE_STREAMS))):
+            self._template.stream(name, COLUMNS, border=True)
         self._relations = {s.name: s.relation for s in self._template.streams.values()}
         self._bases: list[RecycledBase] = []
 
@@ -64,7 +65,7 @@ class World:
 
     def stream(self, app: App, name: str, *, border: bool, key: str | None, awaited: bool = False) -> None:
         relation: Relation = self._relations[name]
-        deadline_s, default = (DEADLINE_S, ({"x": -1, "k": 0},)) if awaited else (None, ())
+        deadline_s, default = (DEADLINE_S, ({"x": -1, "k": 0, "j": 2},)) if awaited else (None, ())
         app.streams[name] = Stream(name, relation, border, key, deadline_s, default)
 
     # ---- databases, reused

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from naive_joins import Event, Naive, Result
 
 import tidegate
+from tidegate.storage.column_rows import ColumnRows
 from tidegate.storage.schema import Column, Relation
 from tidegate.storage.types import column_type
 from tidegate.streams.windows.declare.joins import JoinSpec, join
@@ -61,9 +62,12 @@ def by_definition(spec: JoinSpec, results: list[Result]) -> list[tuple[Any, ...]
 
 
 def run(state: JoinState, events: list[Event]) -> list[tuple[Any, ...]]:
+    """Every other batch of the left stream, and the others of the right one, come as columns."""
     found = []
-    for one, two, now_us in events:
-        slide = state.slide((one, two), now_us)
+    for place, (one, two, now_us) in enumerate(events):
+        sides = [one, two]
+        sides[place % 2] = ColumnRows.of_rows(state.relations[place % 2], sides[place % 2])
+        slide = state.slide(sides, now_us)
         found += told(slide.results or [])
         slide.commit()
     return found

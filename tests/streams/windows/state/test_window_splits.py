@@ -125,7 +125,8 @@ def seen(engine: Engine, batches: Sequence[Rows]) -> dict[str, Rows]:
         engine.push("s", batch)
     engine.run_until_idle()
     assert engine.query("SELECT reason FROM tidegate.aborts").rows == []
-    return {
+    told = "SELECT name, kind, held, fired, watermark, late FROM tidegate.windows ORDER BY ALL"
+    return {"view": [tuple(row) for row in engine.query(told).rows]} | {
         name: [tuple(row) for row in engine.query(f"SELECT * FROM {name}_seen ORDER BY ALL").rows] for name in TABLES
     }
 
@@ -172,6 +173,59 @@ def test_windows_of_batches_hold_whole_batches_in_every_way_of_looking(open_engi
     check_consistent(found)
     bounds = [(number, starts, ends, n) for _, _, number, starts, ends, n, _ in found["runs"]]
     assert bounds == [(i, str(i), str(i + batches), 3 * batches) for i in range(8 - batches)]
+
+
+NOTED = """INSERT INTO noted SELECT coalesce((SELECT max(place) + 1 FROM noted), 1), '{0}', max(window_number), sum(n) FROM {0}"""
+
+
+def noting(one: dict[str, Any], other: dict[str, Any]) -> App:
+    """Triggers on two windows write to one table, each with what it finds there."""
+    app = App("noting")
+    app.table("CREATE TABLE noted (place BIGINT PRIMARY KEY, name VARCHAR, number BIGINT, total BIGINT)")
+    app.stream("numbers", "n BIGINT NOT NULL", border=True)
+
+    @app.procedure(
+        inputs="numbers",
+        writes=["noted"],
+        windows={"one": window("numbers", **one), "other": window("numbers", **other)},
+    )
+    def look(txn: Transaction, numbers: Batch) -> None: ...
+
+    for name in ("one", "other"):
+        app.trigger(f"look.{name}", NOTED.format(name))
+    return app
+
+
+@pytest.mark.parametrize("one", [{"count": 4}, {"count": 5, "slide": 1}, {"count": 5, "slide": 2}], ids=str)
+@pytest.mark.parametrize("other", [{"count": 3}, {"count": 1}, {"count": 4, "slide": 3}], ids=str)
+def test_triggers_of_two_windows_take_turns_by_the_rows_that_completed_them(
+    open_engine: Open, one: dict[str, Any], other: dict[str, Any]
+) -> None:
+    rows: Rows = [(n,) for n in range(24)]
+    found = []
+    for batches in [*splits(rows, 1), *splits(rows, 2)[2:]]:
+        engine = open_engine(noting(one, other))
+        for batch in batches:
+            engine.push("numbers", batch)
+        found.append(engine.query("SELECT * FROM noted ORDER BY place").rows)
+    assert found[1:] == found[:1] * 3
+    completed = [
+        (start + spec["count"], place, name, number, sum(range(start, start + spec["count"])))
+        for place, (name, spec) in enumerate((("one", one), ("other", other)))
+        for number, start in enumerate(range(0, 25 - spec["count"], spec.get("slide", spec["count"])))
+    ]
+    assert [tuple(row)[1:] for row in found[0]] == [told[2:] for told in sorted(completed)]
+
+
+REFUSED = [{"time": 4, "on": "n"}, {"count": 2, "compute": {"n": w.count()}}, {"count": 2, "slide": 5}]
+
+
+@pytest.mark.parametrize("options", REFUSED, ids=str)
+def test_triggers_of_windows_that_could_not_take_turns_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(
+        DeclarationError, match="triggers on windows one and other of procedure look use the same table"
+    ):
+        noting({"count": 2}, options)
 
 
 def forty_five(sql: str | None = None) -> App:

@@ -1,4 +1,4 @@
-"""Event time: the reorder buffer, late rows, the watermark over several sources, punctuations."""
+"""Event time: the reorder buffer, late rows, the watermark over several sources, watermarks that come with batches."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from window_cases import (
 )  # fmt: skip
 
 import tidegate
+from tidegate.streams.watermarks import END, NEVER
 from tidegate.streams.windows import open_state, window
 
 FEW = settings(max_examples=15, deadline=None)
@@ -176,27 +177,54 @@ def test_the_watermark_never_goes_back() -> None:
     assert len(ran.late) == 1
 
 
-# ---- punctuations
+# ---- watermarks that come with batches
 
 
 @each_kind
 @FEW
 @given(data=st.data())
-def test_a_punctuation_moves_the_watermark_and_is_no_data(kind: str, data: Any) -> None:
+def test_a_watermark_moves_time_after_the_rows_of_its_batch(kind: str, data: Any) -> None:
     by = data.draw(st.sampled_from(BY))
-    spec = data.draw(specs(kind, by, delay=data.draw(st.sampled_from(["1s", "6s"])), punctuation="quiet"), "spec")
+    spec = data.draw(specs(kind, by, delay=data.draw(st.sampled_from(["1s", "6s"]))), "spec")
     rows = data.draw(drawn_rows(data.draw(st.sampled_from([IN_ORDER, ANY_ORDER]))), "rows")
-    quiet = data.draw(st.lists(st.sampled_from([True, False, False, None]), min_size=len(rows), max_size=len(rows)))
-    rows = [r._replace(quiet=q) for r, q in zip(rows, quiet, strict=True)]
-    batches = data.draw(batched(rows), "batches")
+    marks = st.sampled_from([None, None, 0, 3, 7, 12])
+    batches: list[Any] = []
+    for came, now_us in data.draw(batched(rows), "batches"):
+        mark = data.draw(marks, "mark")
+        batches.append((came, now_us) if mark is None else (came, now_us, mark * SECOND))
+    if data.draw(st.booleans(), "ends"):
+        batches.append(((), 0, END))
     ran = run_fresh(spec, batches)
     assert ran == by_definition(spec, batches)
-    assert run_fresh(spec, data.draw(batched(rows), "other batches")) == ran
+    apart = [part for batch in batches for part in ([(*batch[:2],), ((), *batch[1:])] if batch[2:] else [batch])]
+    assert run_fresh(spec, apart) == ran
 
 
-def test_a_punctuation_fires_what_ends_before_it() -> None:
-    spec = window("s", time="2s", on="at", delay="100s", punctuation="quiet")
-    ran = run_fresh(spec, [([row(0, 1), row(1, 3)], 0), ([row(2, 4, quiet=True)], 0), ([row(3, 3)], 0)])
+@each_kind
+@FEW
+@given(data=st.data())
+def test_nothing_that_is_still_to_fire_begins_before_what_is_held_back(kind: str, data: Any) -> None:
+    spec = data.draw(specs(kind, data.draw(st.sampled_from(BY)), delay="1s", late="drop"), "spec")
+    if spec.kind not in ("time", "landmark", "session", "slide_by_tuple", "slide_by_time") or spec.on is None:
+        return
+    state, promised = open_state(spec, EVENTS), NEVER
+    batches: list[Any] = data.draw(batched(data.draw(drawn_rows(IN_ORDER), "rows")), "batches")
+    for batch in [*batches, ((), 0, 12 * SECOND), ((), 0, END)]:
+        slide = state.slide(*batch)
+        for fired in slide.windows:
+            begin = fired.start if spec.kind != "slide_by_tuple" else fired.end - spec.size
+            assert begin >= promised
+        assert slide.held_back() >= promised
+        promised = slide.held_back()
+        slide.commit()
+        assert state.still().held_back() == promised
+    assert promised == END
+
+
+def test_a_watermark_fires_what_ends_before_it() -> None:
+    spec = window("s", time="2s", on="at", delay="100s")
+    batches: Any = [([row(0, 1), row(1, 3)], 0), ((), 0, 4 * SECOND), ([row(3, 3)], 0)]
+    ran = run_fresh(spec, batches)
     assert ids(ran) == [[0], [1]]
     assert len(ran.late) == 1
 

@@ -1,0 +1,1 @@
+"""PostgreSQL's SQL, as clients of the PostgreSQL protocol write it, translated for DuckDB or refused."""
