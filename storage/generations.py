@@ -7,7 +7,8 @@ checksum when it reads the block, so a base is *sound* when all of it can be rea
 from __future__ import annotations
 
 import json
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,35 +20,65 @@ from tidegate.storage.base import BASE_SCHEMA, META, close_to_others, write_erro
 from tidegate.storage.ddl import quote
 from tidegate.syncing import sync_file
 
-
-def inspect_base(path: Path) -> dict[str, Any]:
-    """Read every block of the database at ``path``; returns its stored facts. Raises BaseDamaged when it is not sound."""
-    try:
-        connection = duckdb.connect(str(path), config={"threads": "1"})
-    except duckdb.Error as error:
-        raise BaseDamaged(_first_line(error)) from None
-    try:
-        tables = connection.execute("SELECT schema_name, table_name FROM duckdb_tables()").fetchall()
-        for schema, table in tables:
-            if schema == BASE_SCHEMA:
-                connection.execute(f"SELECT bit_xor(hash(t)) FROM {BASE_SCHEMA}.{quote(table)} t").fetchall()
-        if META not in (table for _, table in tables):
-            return {}
-        return {name: json.loads(value) for name, value in connection.execute(f"FROM {META}").fetchall()}
-    except (duckdb.Error, ValueError) as error:
-        raise BaseDamaged(_first_line(error)) from None
-    finally:
-        connection.close()
+ATTACHED = "looked_into"
 
 
-def read_facts(path: Path) -> dict[str, Any]:
-    """Only the stored facts, of a base that no process has open. Raises BaseDamaged when they can't be read."""
-    try:
-        with duckdb.connect(str(path), read_only=True, config={"threads": "1"}) as connection:
-            found = connection.execute(f"FROM {META} WHERE name IN ('directory', 'lsn')").fetchall()
-        return {name: json.loads(value) for name, value in found}
-    except (duckdb.Error, ValueError) as error:
-        raise BaseDamaged(_first_line(error)) from None
+class Inspector:
+    """Looks into databases that no process has open, one after the other, in a ``with`` block.
+
+    They are attached to one DuckDB: to start another for each takes twenty times as long as the look.
+    """
+
+    def __init__(self) -> None:
+        self._started: duckdb.DuckDBPyConnection | None = None
+
+    def read_all(self, path: Path) -> dict[str, Any]:
+        """Read every block of the database at ``path``; returns its stored facts. Raises BaseDamaged when it is not sound."""
+        with self._attached(path, "") as connection:
+            found = connection.execute(
+                "SELECT schema_name, table_name FROM duckdb_tables() WHERE database_name = ?", [ATTACHED]
+            )
+            tables = found.fetchall()
+            for schema, table in tables:
+                if schema == BASE_SCHEMA:
+                    connection.execute(f"SELECT bit_xor(hash(t)) FROM {ATTACHED}.{schema}.{quote(table)} t").fetchall()
+            if META not in (table for _, table in tables):
+                return {}
+            return _facts(connection, "")
+
+    def read_facts(self, path: Path) -> dict[str, Any]:
+        """Only whose base it is, and its LSN. Raises BaseDamaged when they can't be read."""
+        with self._attached(path, "(READ_ONLY)") as connection:
+            return _facts(connection, "WHERE name IN ('directory', 'lsn')")
+
+    @contextmanager
+    def _attached(self, path: Path, how: str) -> Iterator[duckdb.DuckDBPyConnection]:
+        try:
+            if self._started is None:
+                self._started = duckdb.connect(":memory:", config={"threads": "1"})
+            self._started.execute(f"ATTACH {_text(path)} AS {ATTACHED} {how}")
+            yield self._started
+            self._started.execute(f"DETACH {ATTACHED}")
+        except (duckdb.Error, ValueError) as error:
+            self.close()  # what a damaged file has done to this DuckDB is unknown: the next look gets another
+            raise BaseDamaged(_first_line(error)) from None
+
+    def close(self) -> None:
+        """Let go of what is attached."""
+        if self._started is not None:
+            self._started.close()
+            self._started = None
+
+    def __enter__(self) -> Inspector:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _facts(connection: duckdb.DuckDBPyConnection, which: str) -> dict[str, Any]:
+    found = connection.execute(f"SELECT name, value FROM {ATTACHED}.{META} {which}").fetchall()
+    return {name: json.loads(value) for name, value in found}
 
 
 def _first_line(error: Exception) -> str:

@@ -15,7 +15,7 @@ import tidegate
 from tidegate.directory.backup import backup_directory, restore
 from tidegate.errors import LogDamaged, RecoveryRefused
 from tidegate.offline.verify import verify
-from tidegate.storage.generations import inspect_base
+from tidegate.storage.generations import Inspector
 from tidegate.txn.log.files import OsFiles
 from tidegate.txn.log.reader import LogReader
 from tidegate.txn.log.record import HEADER, Mark, Segment, body_of, decode, encode, framed, seal
@@ -322,7 +322,8 @@ def test_a_backup_has_the_identity_of_its_directory_and_goes_on(merged: Path, tm
         assert found.since.startswith({"inside": "the base", "outside": "generation"}[name])
         lived(again, 31, 35, generation=True)
         assert identity(again) == identity(path)
-        assert inspect_base(max((again / "generations").iterdir()))["directory"] == identity(path)
+        with Inspector() as inspector:
+            assert inspector.read_all(max((again / "generations").iterdir()))["directory"] == identity(path)
         assert verify(make_numbers(), again).differences == []
         with tidegate.open(make_numbers(), again) as engine:
             assert len(seen(engine)) == 35

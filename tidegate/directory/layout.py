@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from tidegate.errors import BaseDamaged, DirectoryInUse, LogDamaged, RecoveryRefused, TidegateError
 from tidegate.forking import check_directory, hand_down, own
 from tidegate.guard.private import private_directory
-from tidegate.storage.generations import inspect_base, read_facts
+from tidegate.storage.generations import Inspector
 from tidegate.syncing import sync_file
 from tidegate.txn.log.files import OsFiles, sync_directory
 
@@ -108,18 +108,24 @@ class Directory:
         version, so a base is rebuilt from a generation after that, or not at all. Returns the base's facts and what had
         to be done. Putting a base in place twice is safe: the log is replayed from the LSN of the base.
         """
+        with Inspector() as inspector:
+            return self._sound_base(inspector, identity, merges, oldest_lsn, end_lsn, since_lsn)
+
+    def _sound_base(
+        self, inspector: Inspector, identity: str | None, merges: int, oldest_lsn: int, end_lsn: int, since_lsn: int
+    ) -> tuple[dict[str, Any], list[str]]:
         report: list[str] = []
         for kept in self.generations():
-            self._check_generation(kept, identity, oldest_lsn, end_lsn)
+            self._check_generation(inspector, kept, identity, oldest_lsn, end_lsn)
         wal = self.base.with_suffix(".duckdb.wal")
         if not self.base.exists():
             if end_lsn:
                 report.append(f"{self.base.name} is missing")
             self._put_aside(wal, report)
-        meta = self._inspect(self.base, report)
+        meta = self._inspect(inspector, self.base, report)
         if meta is None and wal.exists():
             self._put_aside(wal, report)
-            meta = self._inspect(self.base, report)
+            meta = self._inspect(inspector, self.base, report)
         self._check_owner(self.base, meta, identity)
         if meta is not None and self._is_behind_upgrade(meta, merges, since_lsn):
             meta = None
@@ -133,7 +139,7 @@ class Directory:
             return meta, report
         self._put_aside(self.base, report)
         self._put_aside(wal, report)
-        rebuilt = self._from_a_generation(max(oldest_lsn, since_lsn), report)
+        rebuilt = self._from_a_generation(inspector, max(oldest_lsn, since_lsn), report)
         if rebuilt is not None:
             return rebuilt, report
         if oldest_lsn == 0:
@@ -154,10 +160,10 @@ class Directory:
         old = int(meta.get("lsn", 0)) < since_lsn and int(meta.get("merge", 0)) < merges
         return old and any(generation.lsn >= since_lsn for generation in self.generations())
 
-    def _from_a_generation(self, least_lsn: int, report: list[str]) -> dict[str, Any] | None:
+    def _from_a_generation(self, inspector: Inspector, least_lsn: int, report: list[str]) -> dict[str, Any] | None:
         """Make the newest sound generation that is not older than ``least_lsn`` the base; returns its facts."""
         for generation in self.generations():
-            meta = self._inspect(generation.path, report)
+            meta = self._inspect(inspector, generation.path, report)
             if meta and int(meta["lsn"]) >= least_lsn:
                 partial = self.base.with_suffix(".partial")
                 shutil.copyfile(generation.path, partial)
@@ -169,10 +175,12 @@ class Directory:
                 return meta
         return None
 
-    def _check_generation(self, kept: Generation, identity: str | None, oldest_lsn: int, end_lsn: int) -> None:
+    def _check_generation(
+        self, inspector: Inspector, kept: Generation, identity: str | None, oldest_lsn: int, end_lsn: int
+    ) -> None:
         """A generation is needed when the base is damaged, and the log is kept for it: check it while there is time."""
         try:
-            facts = read_facts(kept.path)
+            facts = inspector.read_facts(kept.path)
         except BaseDamaged:
             return  # reported when it is needed
         self._check_owner(kept.path, facts, identity)
@@ -196,11 +204,11 @@ class Directory:
                 file=path.name,
             )
 
-    def _inspect(self, path: Path, report: list[str]) -> dict[str, Any] | None:
+    def _inspect(self, inspector: Inspector, path: Path, report: list[str]) -> dict[str, Any] | None:
         if not path.exists():
             return {} if path == self.base else None
         try:
-            return inspect_base(path)
+            return inspector.read_all(path)
         except BaseDamaged as error:
             report.append(f"{path.name} is damaged ({error})")
             return None
