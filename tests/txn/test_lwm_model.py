@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
-from typing import Any
 from zlib import crc32
 
 import pytest
+from support.lwm import PARTITIONS, TABLES, Item, Versions, fill, overlap, rows_of, value_at
 
 from tidegate.dataflows.app import App
 from tidegate.dataflows.definitions import partition
@@ -22,26 +22,9 @@ from tidegate.txn.execution import Execution
 from tidegate.txn.locks import LowWaterMarks, TwoPhaseLocks
 from tidegate.txn.scheduler import Scheduler
 
-TABLES = ("plain", "named", "bounded", "parts")
-PARTITIONS = 4  # of the last table; the others hold one row
 
-Item = tuple[str, int | None]  # a table, or one partition of it
-
-
-def overlap(some: set[Item], others: set[Item]) -> bool:
-    """Is an item of one in the other, where a table is all of its partitions?"""
-    return any(t == u and (p == q or p is None or q is None) for t, p in some for u, q in others)
-
-
-def rows_of(items: set[Item]) -> list[tuple[str, int]]:
-    """The rows that are in these items: each table, or partition, holds one."""
-    found = {(t, p if p is not None else 0) for t, p in items if t != "parts" or p is not None}
-    found |= {(t, k) for t, p in items if t == "parts" and p is None for k in range(PARTITIONS)}
-    return sorted(found)
-
-
-@dataclass
-class Model:
+@dataclass(kw_only=True)
+class Model(Versions):
     """Intents and versions, nothing ever forgotten, nothing ever computed ahead."""
 
     two_phase: bool
@@ -50,7 +33,6 @@ class Model:
     )  # position -> unit, reads, writes
     arrived: set[int] = field(default_factory=set)  # positions whose input is there
     running: set[int] = field(default_factory=set)
-    versions: list[tuple[int, str, int, int]] = field(default_factory=list)  # position, table, row, value
 
     def may_run(self) -> set[int]:
         return {at for at in self.arrived - self.running if self.granted(at)}
@@ -63,18 +45,6 @@ class Model:
             if other < at and self.two_phase and overlap(other_reads, writes):
                 return False
         return True
-
-    def read(self, table: str, row: int, at: int) -> int:
-        visible = ((p, value) for p, *where, value in self.versions if where == [table, row] and p < at)
-        return max(visible, default=(0, 0))[1]
-
-
-def key_of(table: str, row: int) -> Any:
-    return (row, 1) if table == "parts" else 1
-
-
-def value_of(table: str, row: Any) -> int:
-    return int(row[2 if table == "parts" else 1])
 
 
 def random_flows(rng: random.Random) -> App:
@@ -117,7 +87,7 @@ class Pair:
         self.caused_by = graph.caused_by
         self.scheduler = Scheduler(graph, TwoPhaseLocks() if two_phase else LowWaterMarks())
         self.tables = {name: VersionedTable(self.app.tables[name]) for name in TABLES}
-        self.model = Model(two_phase)
+        self.model = Model(two_phase=two_phase)
         self.sequence = 0
         self.batch_ids = dict.fromkeys(self.caused_by, 0)
         self.running: dict[Execution, int] = {}
@@ -145,8 +115,7 @@ class Pair:
         seen = []
         _, reads, writes = self.model.intents[execution.position]
         for table, number in rows_of(reads | writes):
-            row = self.tables[table].read(key_of(table, number), execution.position)
-            seen.append(0 if row is None else value_of(table, row))
+            seen.append(value_at(self.tables[table], table, number, execution.position))
             assert seen[-1] == self.model.read(table, number, execution.position), f"{execution} reads {table}"
         self.running[execution] = crc32(repr((execution.position, seen)).encode())
 
@@ -155,15 +124,7 @@ class Pair:
         aborted, emits = number % 7 == 0, number % 3 > 0
         keep_older = (oldest := self.scheduler.oldest()) is not None and oldest < at
         _, _, writes = self.model.intents[at]
-        for name in sorted({name for name, _ in writes}) if not aborted else ():
-            changed = {}
-            for _, which in rows_of({item for item in writes if item[0] == name}):
-                value = crc32(f"{name} {which}".encode(), number)
-                key = key_of(name, which)
-                changed[key] = self.tables[name].schema.row._make(
-                    (*((key,) if isinstance(key, int) else key), value, None, None)
-                )
-                self.model.versions.append((at, name, which, value))
+        for name, changed in fill(self.model, self.tables, writes if not aborted else set(), number, at):
             self.tables[name].commit(changed, at, self.sequence, keep_older)
         relation = self.app.streams["s0"].relation
         outputs = {}
@@ -214,5 +175,4 @@ def test_what_may_run_and_what_is_read_agree_with_the_model(start, two_phase):
         assert pair.scheduler.idle
         assert not pair.model.intents
         for name, which in rows_of({(name, None) for name in TABLES}):
-            row = pair.tables[name].newest(key_of(name, which))
-            assert (0 if row is None else value_of(name, row)) == pair.model.read(name, which, 1 << 60)
+            assert value_at(pair.tables[name], name, which, 1 << 60) == pair.model.read(name, which, 1 << 60)
