@@ -238,6 +238,35 @@ def test_serve_starts_says_where_and_stops(run: Run, tmp_path: Path) -> None:
         assert server.wait(timeout=30) == 0
 
 
+ENDLESS = """
+from tidegate import App
+
+app = App("endless")
+
+@app.procedure()
+def spin(txn):
+    while True:
+        pass
+"""
+
+
+def test_a_server_has_a_deadline_for_procedures(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "endless.py").write_text(ENDLESS)
+    command = [sys.executable, "-m", "tidegate", "serve", str(tmp_path / "endless.py:app"), "--port", "0", "--json"]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    with (
+        subprocess.Popen(
+            [*command, "--procedure-deadline", "0.5"], stdout=subprocess.PIPE, text=True, env=env
+        ) as server,
+        killed(server),
+    ):
+        assert server.stdout is not None
+        url = json.loads(server.stdout.readline())["url"]
+        assert "0.5 s" in run("call", "spin", "--url", url, code=1).stderr
+        server.send_signal(signal.SIGINT)
+        assert server.wait(timeout=30) == 0
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_the_whole_group_stops_it_quietly(tmp_path: Path, number: int) -> None:
     command = [sys.executable, "-m", "tidegate", "serve", SHOP, "--port", "0", "--data", str(tmp_path / "d"), "--json"]

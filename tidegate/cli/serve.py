@@ -47,6 +47,9 @@ def serve(
     allow_origin: Annotated[list[str] | None, typer.Option(help="Web pages that may use it; may be repeated.")] = None,
     executor: Annotated[str, typer.Option(help="serial, or threads.")] = "serial",
     workers: Annotated[int, typer.Option(min=1, help="Threads, with --executor threads.")] = 4,
+    procedure_deadline: Annotated[
+        float, typer.Option(min=0, help="Seconds a procedure without deadline_s may run; 0: as long as it likes.")
+    ] = 60.0,
     body_limit: Annotated[int, typer.Option(min=1, help="Largest request body, in bytes.")] = 16 << 20,
     rate: Annotated[float, typer.Option(min=1, help="Requests a second for each token.")] = 20_000,
     connections: Annotated[int, typer.Option(min=8, help="HTTP connections at a time.")] = 1_000,
@@ -102,7 +105,7 @@ def serve(
         passwords,
         tables,
         pg_port,
-        {"executor": executor, "workers": workers},
+        {"executor": executor, "workers": workers, "procedure_deadline_s": procedure_deadline or None},
         {"drop": drop or ()},
         as_json,
     )
