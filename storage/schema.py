@@ -7,6 +7,7 @@ import keyword
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from operator import itemgetter
 from typing import Any, Protocol
 from uuid import UUID
@@ -346,6 +347,17 @@ _SCOPE = {
 }
 
 
+_compiled = lru_cache(4096)(compile)  # compiling is most of what declaring a relation costs; types are often the same
+
+
+def _generated(source: str, scope: dict[str, Any], *names: str) -> list[Any]:
+    """The functions with these names that the source defines."""
+    exec(_compiled(source, "<generated>", "exec"), scope)
+    for name in names:  # code of its own: the interpreter adapts code to what it meets, and relations differ in that
+        scope[name].__code__ = scope[name].__code__.replace()
+    return [scope[name] for name in names]
+
+
 def _fast_conform(columns: Sequence[Column], named: Any, trusted: set[Any], slowly: Conform) -> tuple[Conform, Any]:
     """A function that makes the row at once when every value is in its stored form already, and one that does so for many.
 
@@ -384,8 +396,8 @@ def _fast_conform(columns: Sequence[Column], named: Any, trusted: set[Any], slow
         "trusted": trusted,
         "slowly": slowly,
     }
-    exec(source, scope)
-    return scope["conform"], scope["conform_all"]
+    conform, conform_all = _generated(source, scope, "conform", "conform_all")
+    return conform, conform_all
 
 
 def _fast_conform_key(columns: Sequence[Column], slowly: Callable[[Key], Key]) -> Callable[[Key], Key]:
@@ -398,8 +410,8 @@ def _fast_conform_key(columns: Sequence[Column], slowly: Callable[[Key], Key]) -
         source += f"    {', '.join(names)} = key\n"
     source += f"    return key if {' and '.join(tests)} else slowly(key)\n"
     scope: dict[str, Any] = {**_SCOPE, "slowly": slowly}
-    exec(source, scope)
-    return scope["conform_key"]  # type: ignore[no-any-return]
+    (made,) = _generated(source, scope, "conform_key")
+    return made  # type: ignore[no-any-return]
 
 
 def _fast_recognise(columns: Sequence[Column]) -> Callable[[Any], bool]:
@@ -408,8 +420,8 @@ def _fast_recognise(columns: Sequence[Column]) -> Callable[[Any], bool]:
     taken_apart = f"    {', '.join(names)} = value\n" if len(columns) > 1 else ""
     source = f"def recognise(value):\n{taken_apart}    return {' and '.join(tests)}\n"
     scope: dict[str, Any] = {**_SCOPE}
-    exec(source, scope)
-    return scope["recognise"]  # type: ignore[no-any-return]
+    (made,) = _generated(source, scope, "recognise")
+    return made  # type: ignore[no-any-return]
 
 
 def _fast_change(schema: TableSchema, names: Sequence[str]) -> Change:
@@ -427,8 +439,8 @@ def _fast_change(schema: TableSchema, names: Sequence[str]) -> Change:
         f"    return slowly(row, changes)\n"
     )
     scope: dict[str, Any] = {**_SCOPE, "named": schema.named, "slowly": schema.changed_slowly}
-    exec(source, scope)
-    return scope["change"]  # type: ignore[no-any-return]
+    (made,) = _generated(source, scope, "change")
+    return made  # type: ignore[no-any-return]
 
 
 class _Stored(type):
@@ -436,6 +448,11 @@ class _Stored(type):
 
     def __call__(cls, *values: Any, **named: Any) -> Any:
         return cls._unchecked(*values, **named)  # type: ignore[attr-defined]
+
+
+@lru_cache(4096)
+def _named_tuple(title: str, fields: tuple[str, ...]) -> Any:
+    return namedtuple(title, fields, rename=True)
 
 
 def row_class(name: str, names: Iterable[str]) -> Any:
@@ -449,7 +466,7 @@ def row_class(name: str, names: Iterable[str]) -> Any:
         for i, n in enumerate(names)
     ]
     title = name if name.isidentifier() and not keyword.iskeyword(name) else "Row"
-    unchecked: Any = namedtuple(title, fields, rename=True)  # type: ignore[misc]  # its name is known when it is declared
+    unchecked = _named_tuple(title, tuple(fields))
     looks = {name: value for name, value in vars(unchecked).items() if name != "__new__"}
     own = {
         "_unchecked": unchecked,
