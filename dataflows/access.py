@@ -6,8 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from tidegate.dataflows.definitions import Committed, Partition, TableAccess
-from tidegate.dataflows.validation import unknown
-from tidegate.errors import DeclarationError
+from tidegate.errors import DeclarationError, unknown
 
 AccessLike = str | Partition | Committed
 

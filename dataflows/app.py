@@ -29,10 +29,9 @@ from tidegate.dataflows.validation import (
     check_signature,
     check_turns,
     check_windows,
-    unknown,
 )
 from tidegate.dataflows.views import PlainView, declare_view
-from tidegate.errors import DataError, DeclarationError, StatementError, TidegateError
+from tidegate.errors import DataError, DeclarationError, StatementError, TidegateError, unknown
 from tidegate.storage.ddl import Scratch, from_sqlalchemy
 from tidegate.storage.migration import constant_default
 from tidegate.storage.schema import Relation, TableSchema

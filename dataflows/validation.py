@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tidegate.dataflows.definitions import Procedure, TableAccess, Trigger, check_identifier
-from tidegate.errors import DeclarationError, TidegateError, near
+from tidegate.errors import DeclarationError, TidegateError, unknown
 from tidegate.storage.sql.statements import Statement
 from tidegate.streams.windows import WindowSpec, result_relation
 from tidegate.streams.windows.declare.checks import check_columns
@@ -16,12 +16,6 @@ from tidegate.streams.windows.declare.patterns import check as check_pattern
 
 if TYPE_CHECKING:
     from tidegate.dataflows.app import App
-
-
-def unknown(where: str, kind: str, name: object, known: Iterable[str]) -> DeclarationError:
-    """The error for a name that was not declared, with the nearest one that was."""
-    names = sorted(known)
-    return DeclarationError(f"{where}: there is no {kind} {name!r}; {near(name, names, 'declared so far:')}", name=name)
 
 
 def not_callable(name: str, procedures: Mapping[str, Procedure], oltp: Iterable[str]) -> TidegateError:

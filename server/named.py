@@ -16,8 +16,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from tidegate.dataflows.validation import unknown
-from tidegate.errors import DataError, EngineClosed, NotAllowed, TakenOver, TidegateError
+from tidegate.errors import DataError, EngineClosed, NotAllowed, TakenOver, TidegateError, unknown
 from tidegate.outside.outbox import Address, DurableSubscription
 from tidegate.server.bodies import Acknowledged
 from tidegate.server.feeds import Event, Feeds

@@ -11,9 +11,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tidegate.dataflows.validation import unknown
 from tidegate.engine.questions import question_id, told
-from tidegate.errors import BatchError, DataError, NotAsked, QuestionChanged
+from tidegate.errors import BatchError, DataError, NotAsked, QuestionChanged, unknown
 from tidegate.server.answers import json_response
 from tidegate.server.bodies import Pushed, read_json, whole_number
 from tidegate.server.context import Context, holder_of, log_facts

@@ -10,9 +10,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tidegate.dataflows.validation import unknown
 from tidegate.engine.engine import Engine
-from tidegate.errors import CorruptionError, DataError
+from tidegate.errors import CorruptionError, DataError, unknown
 from tidegate.server.answers import error_response, json_response, ticket_facts
 from tidegate.server.bodies import LARGE, Advanced, Called, Pushed, aside, read_json, read_push, whole_number
 from tidegate.server.context import Context, holder_of, log_facts

@@ -105,6 +105,12 @@ class DeclarationError(TidegateError):
     """The app as declared can't run."""
 
 
+def unknown(where: str, kind: str, name: object, known: Iterable[str]) -> DeclarationError:
+    """The error for a name that was not declared, with the nearest one that was."""
+    names = sorted(known)
+    return DeclarationError(f"{where}: there is no {kind} {name!r}; {near(name, names, 'declared so far:')}", name=name)
+
+
 class StatementError(TidegateError):
     """SQL that does not parse, bind or evaluate. Facts: ``sql``."""
 

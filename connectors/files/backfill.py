@@ -25,9 +25,8 @@ from urllib.parse import unquote, urlsplit
 
 from tidegate.clock import EPOCH
 from tidegate.connectors.spark.types import check_fits, spark_schema
-from tidegate.dataflows.validation import unknown
 from tidegate.engine.engine import Engine
-from tidegate.errors import DataError, TidegateError
+from tidegate.errors import DataError, TidegateError, unknown
 from tidegate.storage.schema import Relation
 from tidegate.streams.spark.reasons import reason_of
 

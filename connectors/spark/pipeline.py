@@ -25,9 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 from tidegate.client import Client
 from tidegate.connectors.spark.cursor import Patience, make_step, next_step
-from tidegate.dataflows.validation import unknown
 from tidegate.engine.engine import Engine
-from tidegate.errors import TidegateError
+from tidegate.errors import TidegateError, unknown
 from tidegate.storage.schema import Relation
 from tidegate.wire import read_relation
 

@@ -35,8 +35,7 @@ from tidegate.client import Client
 from tidegate.connectors.spark.cursor import Patience, Step, make_step, next_step
 from tidegate.connectors.spark.stream import OutputReader
 from tidegate.connectors.spark.types import arrow_schema, as_arrow, check_fits, columns_of, spark_schema
-from tidegate.dataflows.validation import unknown
-from tidegate.errors import TidegateError
+from tidegate.errors import TidegateError, unknown
 from tidegate.storage.schema import Relation
 from tidegate.wire import read_relation
 

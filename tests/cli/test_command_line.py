@@ -59,6 +59,13 @@ def _commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[st
 COMMANDS = dict(_commands(typer.main.get_command(cli)))
 
 
+def test_help_does_not_import_an_engine() -> None:
+    asked = (
+        "import sys; from tidegate.cli import main; print(sorted({'duckdb', 'sqlglot', 'numpy'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
 def test_every_command_has_an_example_and_json(path: tuple[str, ...]) -> None:
     command = COMMANDS[path]

@@ -39,7 +39,7 @@ def backfill(
     from tidegate.config import Config
     from tidegate.connectors.files.backfill import backfill as run
     from tidegate.connectors.files.backfill import check_asked
-    from tidegate.dataflows.validation import unknown
+    from tidegate.errors import unknown
     from tidegate.loading import load_app
     from tidegate.streams.spark.session import spark_session
 

@@ -40,7 +40,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 bench = typer.Typer(help="Measure tidegate on this machine, beside its peers.", no_args_is_help=True)
-app.add_typer(bench, name="bench")
 for measure in (
     measuring.transactions,
     measuring.connectors,
@@ -50,31 +49,27 @@ for measure in (
     measuring.profile,
 ):
     bench.command(measure.__name__)(measure)
-app.command("new")(new.new)
-app.command("sql")(sql.sql)
-app.command("run")(work.run)
-app.command("serve")(serve.serve)
-app.command("push")(work.push)
-app.command("call")(work.call)
-app.command("advance")(timing.advance)
-app.command("finish")(timing.finish)
-app.command("questions")(questions.questions)
-app.command("answer")(questions.answer)
-app.command("reask")(questions.reask)
-app.command("backfill")(backfill.backfill)
-app.command("status")(looking.status)
-app.command("halted")(halts.halted)
-app.command("resume")(halts.resume)
-app.command("skip")(halts.skip)
-app.add_typer(halts.dead_letters_app, name="dead-letters")
-app.command("connect")(connect.connect)
-app.command("rebuild")(connect.rebuild)
-app.command("graph")(looking.graph)
-app.command("crash-test")(killing.crash_test)
-app.command("soak")(killing.soak)
-app.command("upgrade")(upgrading.upgrade)
-app.add_typer(serve.tokens_app, name="token")
-app.add_typer(demo.demo_app, name="demo")
+BEGIN, WORK, LOOK, KEEP, PROVE = "Begin", "Work", "Look", "Directories and connectors", "Prove and measure"
+PANELS: dict[str, dict[str, Callable[..., Any]]] = {
+    BEGIN: {"new": new.new, "run": work.run, "serve": serve.serve, "graph": looking.graph},
+    WORK: {
+        **{"push": work.push, "call": work.call, "advance": timing.advance, "finish": timing.finish},
+        **{"answer": questions.answer, "reask": questions.reask, "resume": halts.resume, "skip": halts.skip},
+    },
+    LOOK: {"status": looking.status, "sql": sql.sql, "questions": questions.questions, "halted": halts.halted},
+    KEEP: {
+        **{"upgrade": upgrading.upgrade, "connect": connect.connect},
+        **{"backfill": backfill.backfill, "rebuild": connect.rebuild},
+    },
+    PROVE: {"crash-test": killing.crash_test, "soak": killing.soak},
+}
+for panel, commands in PANELS.items():
+    for name, command in commands.items():
+        app.command(name, rich_help_panel=panel)(command)
+app.add_typer(demo.demo_app, name="demo", rich_help_panel=BEGIN)
+app.add_typer(serve.tokens_app, name="token", rich_help_panel=BEGIN)
+app.add_typer(halts.dead_letters_app, name="dead-letters", rich_help_panel=WORK)
+app.add_typer(bench, name="bench", rich_help_panel=PROVE)
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 
 
@@ -256,7 +251,7 @@ def bench_report(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(rich_help_panel=PROVE)
 def sim(
     seeds: Annotated[int, typer.Option(min=1, help="How many random apps and interleavings.")] = 1_000,
     start: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
@@ -287,7 +282,7 @@ def sim(
         raise typer.Exit(1)
 
 
-@app.command("log")
+@app.command("log", rich_help_panel=KEEP)
 def show_log(
     directory: Annotated[Path, typer.Argument(help="The engine's directory.")],
     limit: Annotated[int, typer.Option(min=1, help="Records to show.")] = 50,
@@ -311,7 +306,7 @@ def show_log(
             console.print(table(found))
 
 
-@app.command("repair")
+@app.command("repair", rich_help_panel=KEEP)
 def repair_directory(
     directory: Annotated[Path, typer.Argument(help="The engine's directory; no process may have it open.")],
     skip: Annotated[int, typer.Option("--skip", metavar="RECORD", min=0, help="The LSN of the record to skip.")],
@@ -338,7 +333,7 @@ def repair_directory(
     print_facts(facts, as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=KEEP)
 def verify(
     directory: Annotated[Path, typer.Argument(help="The engine's directory; no process may have it open.")],
     where: Annotated[str, typer.Option("--app", help="The app: package.module:app or file.py:app.")],
@@ -363,7 +358,7 @@ def verify(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(rich_help_panel=KEEP)
 def backup(
     directory: Annotated[Path, typer.Argument(help="The engine's directory; it may be running.")],
     target: Annotated[Path, typer.Argument(help="A new directory.")],
@@ -379,7 +374,7 @@ def backup(
     _copied(directory, target, as_json)
 
 
-@app.command()
+@app.command(rich_help_panel=KEEP)
 def restore(
     backup: Annotated[Path, typer.Argument(help="A directory that tidegate backup wrote.")],
     target: Annotated[Path, typer.Argument(help="A new directory, to open the engine in.")],
@@ -402,7 +397,7 @@ def _copied(source: Path, target: Path, as_json: bool) -> None:
         console.print(f"{source} copied to {target}")
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def version(as_json: Json = False) -> None:
     """Print the version.
 

@@ -13,8 +13,7 @@ from rich.markup import escape
 
 from tidegate.cli import completion
 from tidegate.cli.printing import LOCAL, Json, TokenOption, Url, client_of, console, parsed, print_json, told
-from tidegate.dataflows.validation import unknown
-from tidegate.errors import DataError, TidegateError
+from tidegate.errors import DataError, TidegateError, unknown
 
 if TYPE_CHECKING:
     from tidegate.engine.engine import Engine

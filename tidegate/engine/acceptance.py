@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET
 
-from tidegate.dataflows.validation import not_callable, unknown
+from tidegate.dataflows.validation import not_callable
 from tidegate.engine.closing import stop_if_torn
 from tidegate.engine.originals import RECOGNISED_BY_OFFSET, originals
 from tidegate.engine.questions import check_answer
-from tidegate.errors import BatchError, DeclarationError, Overloaded, TidegateError
+from tidegate.errors import BatchError, DeclarationError, Overloaded, TidegateError, unknown
 from tidegate.outside.sources import check_place
 from tidegate.storage.codec import to_json
 from tidegate.storage.halfway import ACCEPTING

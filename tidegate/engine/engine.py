@@ -16,7 +16,6 @@ from tidegate import tuning
 from tidegate.clock import Clock, SystemClock
 from tidegate.config import Config
 from tidegate.dataflows.app import App
-from tidegate.dataflows.validation import unknown
 from tidegate.directory.backup import backup_engine
 from tidegate.directory.layout import Directory
 from tidegate.directory.log import DurableLog
@@ -37,7 +36,7 @@ from tidegate.engine.queries import Queries
 from tidegate.engine.questions import Question, answer_rows, questions, reask
 from tidegate.engine.result import Result
 from tidegate.engine.system_views import Merge
-from tidegate.errors import AccessError, EngineClosed, LogFailed
+from tidegate.errors import AccessError, EngineClosed, LogFailed, unknown
 from tidegate.forking import own
 from tidegate.mutex import Rank, reentrant
 from tidegate.outside.delivery import Delivery, Sink, start_delivery

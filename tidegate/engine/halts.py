@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET
 
-from tidegate.dataflows.validation import unknown
 from tidegate.engine.closing import stop_if_torn
-from tidegate.errors import TidegateError
+from tidegate.errors import TidegateError, unknown
 from tidegate.streams.batch import Batch
 from tidegate.txn.entries import Requeue
 from tidegate.txn.journal import taken_by

@@ -14,7 +14,6 @@ from tidegate.clock import EPOCH
 from tidegate.config import Config
 from tidegate.dataflows.app import App
 from tidegate.dataflows.fingerprint import difference, fingerprint, told_difference
-from tidegate.dataflows.validation import unknown
 from tidegate.directory.compatibility import check_recorded, check_segments, is_foreign
 from tidegate.directory.layout import Directory
 from tidegate.directory.log import DurableLog
@@ -22,7 +21,16 @@ from tidegate.directory.survey import Survey, repair
 from tidegate.directory.upgrading.opening import bring_over
 from tidegate.engine.checkpoint import check_format
 from tidegate.engine.progress import Progress, Showing, describe, refused
-from tidegate.errors import CorruptionError, DeclarationError, LogError, LogFailed, Runaway, TidegateError, shown
+from tidegate.errors import (
+    CorruptionError,
+    DeclarationError,
+    LogError,
+    LogFailed,
+    Runaway,
+    TidegateError,
+    shown,
+    unknown,
+)
 from tidegate.storage.codec import RowCodec
 from tidegate.tuning import Turns
 from tidegate.txn.entries import Entries, Rows, Work, record_of

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 import sqlglot
 from sqlglot import exp
 
-from tidegate.dataflows.validation import unknown
 from tidegate.dataflows.views import with_views
 from tidegate.engine.result import Result
 from tidegate.engine.system_views import VIEWS
-from tidegate.errors import StatementError
+from tidegate.errors import StatementError, unknown
 from tidegate.mutex import Rank, mutex
 from tidegate.storage.ddl import Scratch
 from tidegate.storage.readers import CommittedReader, Reader

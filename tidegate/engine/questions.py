@@ -8,9 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tidegate.dataflows.validation import unknown
 from tidegate.engine.closing import stop_if_torn
-from tidegate.errors import BatchError, NotAsked, QuestionChanged, TidegateError, shown
+from tidegate.errors import BatchError, NotAsked, QuestionChanged, TidegateError, shown, unknown
 from tidegate.storage.codec import to_json
 from tidegate.storage.halfway import REASKING
 from tidegate.streams.batch import Batch
