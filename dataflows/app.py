@@ -449,12 +449,12 @@ class App:
         """Rows of ``stream`` come from ``source`` while the app is served, or after :meth:`Engine.start`.
 
         ``source``: one of ``tidegate.connectors``, your own, or a function without parameters that makes it (then
-        declaring needs no password). ``name``: its offset is stored under it; do not change it. ``options``: ``size``
-        and ``limit`` of :meth:`Engine.ingest`.
+        declaring needs no password). ``name``: its offset is stored under it; do not change it. ``options``: ``size``,
+        ``limit`` and ``finish`` of :meth:`Engine.ingest`.
         """
         if stream not in self.streams or not self.streams[stream].border:
             raise unknown("source", "border stream", stream, [s.name for s in self.streams.values() if s.border])
-        self.sources[name] = self._connection("source", stream, source, name, options, ("size", "limit"))
+        self.sources[name] = self._connection("source", stream, source, name, options, ("size", "limit", "finish"))
 
     def deliver(self, stream: str, sink: Any, *, name: str, **options: Any) -> None:
         """Batches of ``stream`` go to ``sink`` while the app is served, or after :meth:`Engine.start`.

@@ -25,6 +25,7 @@ from urllib.parse import unquote, urlsplit
 
 from tidegate.clock import EPOCH
 from tidegate.connectors.spark.types import check_fits, spark_schema
+from tidegate.engine.advancing import check_finish
 from tidegate.engine.engine import Engine
 from tidegate.errors import DataError, TidegateError, unknown
 from tidegate.storage.schema import Relation
@@ -86,14 +87,18 @@ def backfill(
     format: str | None = None,
     size: int = 100,
     source: str | None = None,
+    finish: bool = False,
     progress: Progress = lambda done, total: None,
 ) -> Backfilled:
     """Feed the rows of ``files`` to a border stream, ``size`` to a batch, in the order of the columns ``order_by``.
 
     ``source``: the name under which the engine stores the position (default: ``backfill:`` and the stream).
+    ``finish``: nothing follows after the history, see :meth:`Engine.finish`.
     ``progress(done, total)`` is called after every chunk.
     """
     relation = engine.acceptance.border(stream).relation
+    if finish:
+        check_finish(engine, [stream])
     source = source or f"backfill:{stream}"
     with _reading(files):
         frame = read_history(spark, files, relation, order_by, format)
@@ -109,6 +114,10 @@ def backfill(
             batches += engine.feed(stream, chunk, size=size, source=source, offset=offset, after=after).batches
             after = offset
             progress(place.rows, total)
+    if finish:
+        engine.finish(stream)
+        if engine.durable is not None:
+            engine.durable.sync()
     return Backfilled(stream, source, total, resumed_at, place.rows - resumed_at, batches)
 
 

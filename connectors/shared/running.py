@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,10 +78,13 @@ class Running:
             raise TidegateError(f"{connector.key} ({connector.name}): {error}") from error
 
     def _ingest(self, connector: Connector) -> Ingestion:
+        from tidegate.engine.engine import Engine
+
+        begin: Callable[..., Ingestion] = (
+            self._target.ingest if isinstance(self._target, Engine) else partial(ingest, self._target)
+        )
         try:
-            return ingest(
-                self._target, connector.stream, connector.made, connector.name, background=True, **connector.options
-            )
+            return begin(connector.stream, connector.made, connector.name, background=True, **connector.options)
         except TidegateError as error:
             raise TidegateError(f"{connector.key} ({connector.name}): {error}") from error
 

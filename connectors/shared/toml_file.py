@@ -10,8 +10,8 @@
     stream = "orders"               stream = "shipments"
     path = "in"                     url = "postgresql://…"
 
-Everything else is a parameter of the connector's class, under the same name, except ``size`` and ``limit`` of a source
-and ``tries`` of a sink, which are those of ``ingest`` and ``deliver``. ``${NAME}`` in a text is an environment
+Everything else is a parameter of the connector's class, under the same name, except ``size``, ``limit`` and ``finish`` of a
+source and ``tries`` of a sink, which are those of ``ingest`` and ``deliver``. ``${NAME}`` in a text is an environment
 variable.
 """
 
@@ -52,7 +52,7 @@ EXTRAS = {"kafka": "kafka", "mqtt": "mqtt", "wfdb": "wfdb", "postgres_changes": 
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 _SECRET_KEY = re.compile(r"(password|secret|token|authorization)$", re.IGNORECASE)
 TOP = ("app", "directory", "url", "token", "source", "sink")
-OPTIONS = {"source": ("size", "limit"), "sink": ("tries",)}
+OPTIONS = {"source": ("size", "limit", "finish"), "sink": ("tries",)}
 COMMON = {what: ("name", "kind", "stream", *options) for what, options in OPTIONS.items()}
 
 
@@ -142,8 +142,16 @@ def _connector(what: str, number: int, entry: Any) -> Connector:
     if kind not in kinds:
         raise TidegateError(f"{key}.kind = {kind!r}: use one of {', '.join(kinds)}")
     given = {name: value for name, value in entry.items() if name not in COMMON[what]}
-    options = {name: _whole(f"{key}.{name}", entry[name]) for name in OPTIONS[what] if name in entry}
+    options = {name: _option(f"{key}.{name}", name, entry[name]) for name in OPTIONS[what] if name in entry}
     return Connector(key, entry["name"], kind, entry["stream"], _made(key, kind, *kinds[kind], given), options)
+
+
+def _option(key: str, name: str, value: Any) -> Any:
+    if name != "finish":
+        return _whole(key, value)
+    if not isinstance(value, bool):
+        raise TidegateError(f"{key} = {value!r}: expected true or false")
+    return value
 
 
 def _made(key: str, kind: str, module: str, name: str, given: dict[str, Any]) -> Any:

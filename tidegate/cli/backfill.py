@@ -12,6 +12,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tidegate.cli.printing import Json, print_json, told
+from tidegate.cli.work import finish_all
 
 
 def backfill(
@@ -26,6 +27,9 @@ def backfill(
     master: Annotated[
         str | None, typer.Option(help="Where Spark runs: local[4], spark://host:7077, …; by default in this process.")
     ] = None,
+    finish: Annotated[
+        bool, typer.Option("--finish", help="Nothing follows: all windows fire. In memory, that is always so.")
+    ] = False,
     backend: Annotated[str, typer.Option(help="Where windows are evaluated: spark, auto or local.")] = "spark",
     as_json: Json = False,
 ) -> None:
@@ -64,8 +68,11 @@ def backfill(
             format=format,
             size=size,
             source=source,
+            finish=finish,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
+        if data is None and not finish:
+            finish_all(engine, asked=False)
     seconds = time.perf_counter() - began
     facts: dict[str, Any] = {**asdict(done), "seconds": round(seconds, 3), "master": str(spark.sparkContext.master)}
     if as_json:

@@ -80,7 +80,7 @@ def run(
                 counts["undone"] += 1
                 told.print(f"[red]{escape(str(error))}[/]", highlight=False)
         if data is None if finish is None else finish:
-            error = _finish(engine, finish is not None)
+            error = finish_all(engine, finish is not None)
             engine.run_until_idle()
             show()
             if error is not None:
@@ -95,7 +95,7 @@ def run(
         raise typer.Exit(1)
 
 
-def _finish(engine: Engine, asked: bool) -> TidegateError | None:
+def finish_all(engine: Engine, asked: bool) -> TidegateError | None:
     """Finish all streams. Unless it was asked for, an app whose time does not pass everywhere is told of, no more."""
     try:
         return engine.finish().error

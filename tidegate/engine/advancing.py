@@ -52,8 +52,19 @@ def advance(engine: Engine, stream: str, to: Any, key: Any, batch_id: int | None
 def finish(engine: Engine, stream: str | None, timeout_s: float | None) -> Ticket:
     """See :meth:`Engine.finish`."""
     names = [name for name in engine.borders if name not in engine.acceptance.awaited] if stream is None else [stream]
+    check_finish(engine, names)
     borders = [engine.acceptance.border(name) for name in names]
+
+    def entries(_: Ticket) -> Iterable[Advance]:
+        return _last(engine, [border for border in borders if not border.finished])
+
+    return _accepted(engine, [border.name for border in borders if not border.finished], entries, timeout_s)
+
+
+def check_finish(engine: Engine, names: list[str]) -> None:
+    """Refuse what can't be finished, or not without others."""
     for name in names:
+        engine.acceptance.border(name)
         _check_passes(engine, "finish", name)
         if name in engine.acceptance.awaited:
             raise TidegateError(f"finish({name!r}): {name} answers questions, and has no time of its own", stream=name)
@@ -63,11 +74,6 @@ def finish(engine: Engine, stream: str | None, timeout_s: float | None) -> Ticke
                 f"finish() finishes all streams together",
                 stream=name,
             )
-
-    def entries(_: Ticket) -> Iterable[Advance]:
-        return _last(engine, [border for border in borders if not border.finished])
-
-    return _accepted(engine, [border.name for border in borders if not border.finished], entries, timeout_s)
 
 
 def _accepted(

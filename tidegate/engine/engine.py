@@ -22,7 +22,7 @@ from tidegate.directory.log import DurableLog
 from tidegate.directory.upgrading.changes import Change
 from tidegate.engine import closing
 from tidegate.engine.acceptance import Acceptance
-from tidegate.engine.advancing import advance, finish
+from tidegate.engine.advancing import advance, check_finish, finish
 from tidegate.engine.batcher import Batcher
 from tidegate.engine.checkpoint import restore
 from tidegate.engine.connections import Started, keep_for_deliveries, start_declared
@@ -268,8 +268,10 @@ class Engine:
     def ingest(self, stream: str, source: Source, name: str | None = None, **options: Any) -> Ingestion:
         """Read the rows of a source into a border stream, each exactly once, across restarts of either side.
 
-        ``options``: ``size``, ``limit`` and ``background`` of :func:`tidegate.outside.ingestion.ingest`, which has the details.
+        ``options``: ``size``, ``limit``, ``finish``, ``background`` of :func:`tidegate.outside.ingestion.ingest`.
         """
+        if options.get("finish"):
+            check_finish(self, [stream])
         return ingest(self, stream, source, name, **options)
 
     def advance(

@@ -28,6 +28,9 @@ class Destination(Protocol):
         ``place``: source, offset and after, as in ``push``.
         """
 
+    def finish(self, stream: str) -> None:
+        """Nothing will follow on it; that is on disk when this returns."""
+
     def halted(self, stream: str) -> str | None:
         """Why rows of this stream wait: their dataflow is halted. None: they do not, or it is not known here."""
 
@@ -42,6 +45,7 @@ class Embedded:
         self._feed = engine.feeding.feed
         self._scheduler = engine.scheduler
         self._push = engine.push
+        self._finish = engine.finish
         self._sync = None if engine.durable is None else engine.durable.sync
 
     def relation(self, stream: str) -> Relation:
@@ -61,6 +65,11 @@ class Embedded:
         if self._sync is not None:
             self._sync()
         return ticket.error is not None and not ticket.stopped
+
+    def finish(self, stream: str) -> None:
+        self._finish(stream, timeout_s=ROOM_S)
+        if self._sync is not None:
+            self._sync()
 
     def halted(self, stream: str) -> str | None:
         halts = [
@@ -96,6 +105,9 @@ class Served:
             return self._client.feed(stream, rows, size=size, **place).undone
         except FeedHalted:
             return 0  # they are accepted, and wait
+
+    def finish(self, stream: str) -> None:
+        self._client.finish(stream, wait=False)
 
     def halted(self, stream: str) -> str | None:
         return None

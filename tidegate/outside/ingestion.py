@@ -58,7 +58,14 @@ class Ingestion:
     """
 
     def __init__(
-        self, destination: Destination, stream: str, source: Source, name: str, size: int | None, limit: int
+        self,
+        destination: Destination,
+        stream: str,
+        source: Source,
+        name: str,
+        size: int | None,
+        limit: int,
+        finish: bool = False,
     ) -> None:
         own(self)
         self.name = name
@@ -74,6 +81,7 @@ class Ingestion:
         self._measured = 0.0
         self._destination = destination
         self._relation = destination.relation(stream)
+        self._to_finish = finish  # the stream, once everything has been taken
         self._opened = False
         self._polled: Polled | None = None  # read, not accepted yet
         self._offset: Any = None  # of what was accepted last
@@ -106,7 +114,11 @@ class Ingestion:
     @property
     def finished(self) -> bool:
         """Has everything been taken, with no more to come?"""
-        return self._opened and self._polled is None and self.source.finished
+        return self._opened and self._exhausted and not self._to_finish
+
+    @property
+    def _exhausted(self) -> bool:
+        return self._polled is None and self.source.finished
 
     def _measure(self, at_least_s: float = 0.0) -> None:
         """Ask the source how far behind we are: here, on the reading thread, so that reading ``lag`` never waits."""
@@ -167,6 +179,7 @@ class Ingestion:
             if self._polled is None:
                 self._polled = self.source.poll(self.limit, timeout_s)
             if self._polled is None:
+                self._finish_stream()
                 self.error = None
                 self._measure(LAG_S if timeout_s and not self.source.finished else 0.0)
                 return None
@@ -174,12 +187,19 @@ class Ingestion:
             offset, self._polled = self._polled.offset, None
             crash_point("ingestion-before-committed")
             self.source.committed(offset)
+            self._finish_stream()
             self._measure(0.0 if self.source.finished else LAG_S)
         except BaseException as error:
             self._failed(error)
             raise
         self.error = None
         return taken
+
+    def _finish_stream(self) -> None:
+        """After the last row of a source that ends, where asked for. A crash in front of this, and it is done next time."""
+        if self._to_finish and self._exhausted:
+            self._destination.finish(self.stream)
+            self._to_finish = False
 
     def _put(self, polled: Polled) -> int:
         """Push what was polled to the engine: rejected records first, then the rows with the offset."""
@@ -284,13 +304,15 @@ def ingest(
     *,
     size: int | None = None,
     limit: int = 1000,
+    finish: bool = False,
     background: bool = False,
 ) -> Ingestion:
     """Take the rows of ``source`` into a border stream of an engine, or of a served one (a client).
 
     ``ingestion.pump()`` takes what is there; ``background``: a thread does that, and reconnects automatically.
     ``name``: under which the offset is stored; do not change it. ``limit``: rows taken at a time; they are one batch,
-    or batches of ``size`` rows. Raises SourceError immediately when what the source holds does not fit the stream.
+    or batches of ``size`` rows. ``finish``: when the source has ended, its stream has, too (:meth:`Engine.finish`).
+    Raises SourceError immediately when what the source holds does not fit the stream.
     """
     from tidegate.engine.engine import Engine
 
@@ -298,7 +320,7 @@ def ingest(
         if type(value) is not int or value < 1:
             raise TidegateError(f"ingest({stream!r}, …): {what} is a positive whole number of rows, got {value!r}")
     name = f"{type(source).__name__}/{stream}" if name is None else name
-    ingestion = Ingestion(destination_of(target), stream, source, name, size, limit)
+    ingestion = Ingestion(destination_of(target), stream, source, name, size, limit, finish)
     if isinstance(target, Engine):
         _register(target, ingestion)
     try:
