@@ -74,7 +74,9 @@ def shop(
             txn.upsert("stock", (row.item, row.pieces * factor + (known.n if known else 0)))
 
     run.__name__ = book
-    app.procedure(inputs=lines, writes=["stock" if key is None else partition("stock")], renamed_from=was.get(book))(run)
+    app.procedure(inputs=lines, writes=["stock" if key is None else partition("stock")], renamed_from=was.get(book))(
+        run
+    )
 
     @app.procedure(reads=[partition("stock", by="item")])
     def pieces(txn: Transaction, item: str) -> int:
@@ -161,7 +163,10 @@ def test_it_goes_on_under_new_names(tmp_path: Path) -> None:
     [
         (lambda: shop(key=None), r"unit book: it still waits with batch \d+, but its dataflow no longer has the same"),
         (lambda: shop(book="enter"), r"unit book: it still waits with batch \d+, but the app no longer has it on"),
-        (lambda: shop(lines="entries"), r"unit book: .* waits for batch \d+ on stream lines, but in the app no .* leads there"),
+        (
+            lambda: shop(lines="entries"),
+            r"unit book: .* waits for batch \d+ on stream lines, but in the app no .* leads there",
+        ),
     ],
     ids=["no key", "another procedure", "another stream"],
 )

@@ -62,7 +62,11 @@ def test_each_key_has_its_own_question(engine_of: Make) -> None:
     engine.push("lines", [("a b a",)])
     engine.push("lines", [("b c",)])
     engine.run_until_idle()
-    assert asked(engine) == [("a", 1), ("b", 1), ("c", 2)]  # that of b in the second line comes when its first one is settled
+    assert asked(engine) == [
+        ("a", 1),
+        ("b", 1),
+        ("c", 2),
+    ]  # that of b in the second line comes when its first one is settled
     for question in engine.questions():
         engine.answer(question, yes=True).result()
     assert counts(engine) == {"a": 2, "b": 1, "c": 1}
