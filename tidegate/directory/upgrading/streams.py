@@ -192,6 +192,21 @@ def _unfinished_execution(
         _questions(plan, app, unit, e)
 
 
+def _halts(plan: Plan, units: Mapping[str, Unit], saved: Mapping[str, Any]) -> None:
+    """What is parked behind a halt must still be behind it, or nothing would ever resume it."""
+    halts: dict[int, tuple[str, str]] = {}
+    for e in saved["executions"]:
+        unit = units.get(plan.units.get(e["unit"], e["unit"]))
+        if unit is not None:
+            halts[e["position"]] = unit.dataflow, "" if unit.together else repr(e["key"])
+    fronts = [halts[at] for at, _ in saved["halted"] if at in halts]
+    stray = [halts[at] for at in saved["parked"] if at in halts and halts[at] not in fronts]
+    for dataflow, _ in stray[:1] or [halt for halt in fronts if fronts.count(halt) > 1][:1]:
+        what = "a dataflow is halted that no longer has the same procedures or keys, so that what waits behind it would be lost"
+        remedy = "Open the directory with the old code, resume or skip what is halted, close it, then change it"
+        plan.refuse("dataflow", dataflow, what, remedy)
+
+
 def _comes(
     plan: Plan,
     app: App,
@@ -222,6 +237,7 @@ def _unfinished(plan: Plan, graph: Graph, saved: Mapping[str, Any]) -> None:
     units = {unit.name: unit for unit in graph.units}
     for e in saved["executions"]:
         _unfinished_execution(plan, graph.app, units, e, saved["executions"])
+    _halts(plan, units, saved)
     for c in saved["calls"]:
         if plan.units.get(c["procedure"], c["procedure"]) not in graph.oltp:
             what = "a call of it still waits, but the app no longer has this procedure"
