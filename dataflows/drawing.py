@@ -95,11 +95,16 @@ def text(described: Described) -> str:
 def _line(node: Described, group_of: dict[str, str]) -> str:
     if node["kind"] == "stream":
         told = ["waits for people" if node["awaited"] else "border"] if node["border"] else []
-        told += [f"by {node['key']}"] if node["key"] else []
+        told += [_keyed(node)] if node["key"] else []
         return str(node["name"]) + (f" ({', '.join(told)})" if told else "")
     told = [f"in {group_of[node['id']]}"] if node["id"] in group_of else []
     told += [_access(node)] if _access(node) else []
     return f"[{node['name']}]" + (f" {'; '.join(told)}" if told else "")
+
+
+def _keyed(stream: Described) -> str:
+    """By what its batches are split: when they come in, or when they are emitted."""
+    return f"by {stream['key']}" if stream["border"] else f"split by {stream['key']}"
 
 
 def _named(access: TableAccess) -> list[str]:
@@ -145,6 +150,8 @@ def mermaid(described: Described) -> str:
 
 def _mermaid_node(node: Described, name_of: dict[str, str]) -> str:
     label = _mermaid_text(node["name"])
+    if node["kind"] == "stream" and node["key"]:
+        label += f"<br/>{_mermaid_text(_keyed(node))}"
     return f'{name_of[node["id"]]}(["{label}"])' if node["kind"] == "stream" else f'{name_of[node["id"]]}["{label}"]'
 
 
@@ -258,12 +265,15 @@ def _svg_node(node: Described, at: tuple[int, int]) -> str:
     second = (
         f'<text class="access" x="{x + wide / 2}" y="{y + 35}" font-size="10" fill="#66717c">{_cut(small, 26)}</text>'
     )
+    keyed = _cut(_keyed(node), 26) if stream and node["key"] else ""
+    key = f'<text class="key" x="{x + wide / 2}" y="{y + HIGH + 13}" font-size="10" fill="#66717c">{keyed}</text>'
     return (
         f'<g class="{" ".join(kinds)}" data-id="{html.escape(node["id"])}" text-anchor="middle">'
         f"<title>{html.escape(told)}</title>"
         f'<rect x="{x}" y="{y}" width="{wide}" height="{HIGH}" {look} stroke-width="1.4"/>'
         f'<text class="name" x="{x + wide / 2}" y="{y + (20 if small or stream else 26)}" font-size="13" fill="#1d252c">'
         f"{_cut(node['name'], 18)}</text>{second if small else ''}"
+        f"{key if keyed else ''}"
         f'<text class="rate" x="{x + wide / 2}" y="{y + (35 if stream else HIGH + 13)}" font-size="10" fill="#66717c"></text>'
         f"</g>"
     )

@@ -93,3 +93,11 @@ def test_an_audit_that_failed_is_no_audit(audit: Any, told: str, code: int) -> N
     assert found == code
     assert told in lines
     assert len(lines) == 2
+
+
+def test_every_change_is_audited() -> None:
+    jobs = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
+    assert "- run: make audit\n" in jobs
+    target = re.search(r"^audit:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert target is not None
+    assert ".ci/audit.py" in target[1]

@@ -196,11 +196,11 @@ class Division:
     def _take_place(self, execution: Execution, number: int) -> None:
         """Its place on its streams, and in the order; answers that came early are there."""
         for stream in execution.unit.awaited:
-            early = self.early.get((stream, execution.key), {})
-            for batch_id in [i for i in early if i < number]:
-                del early[batch_id]
+            early = self.early.pop((stream, execution.key), {})
             if number in early:
-                execution.inputs[stream] = early.pop(number)
+                execution.inputs[stream] = early[number]
+            if later := {i: batch for i, batch in early.items() if i > number}:
+                self.early[stream, execution.key] = later
         self._by_batch[execution.unit.name, execution.key, number] = execution
         self._enter(execution)
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.benchmarks import growth, latency, memory, profile
+from tidegate import App, Batch, Transaction
+from tidegate.benchmarks import growth, keys, latency, memory, profile
 from tidegate.benchmarks.transactions import EXECUTORS, measure
 from tidegate.benchmarks.workloads import SUITE, Keys, Parameters, transfers
 
@@ -104,3 +105,23 @@ def test_a_profile_without_py_spy_is_for_speedscope(tmp_path: Path) -> None:
 
 def test_the_windows_that_are_profiled_fire_as_often_as_they_should() -> None:
     assert profile.windows(150_000)
+
+
+def test_what_keys_cost_is_measured_with_the_same_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keys, "ROUNDS", 1)
+    found = keys.bench(rows=200, keys=20)
+    assert {name for name in found if name.endswith("us_per_row")} == {f"{way}, us_per_row" for way in keys.WAYS}
+
+    def forgetful(way: str) -> App:
+        app = App("forgetful")
+        app.table("CREATE TABLE accounts (account INTEGER PRIMARY KEY, balance BIGINT NOT NULL)")
+        app.stream("entries", keys.COLUMNS, border=True)
+
+        @app.procedure(inputs="entries")
+        def add(txn: Transaction, entries: Batch) -> None: ...
+
+        return app
+
+    monkeypatch.setattr(keys, "_app", forgetful)
+    with pytest.raises(AssertionError, match="wrong balances"):
+        keys.bench(rows=200, keys=20)

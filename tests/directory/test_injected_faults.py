@@ -102,11 +102,13 @@ def run_with(faults: Faults, use_faults: Callable[[Faults], None], mode: str, sy
     return run
 
 
-def fail_calls(mode: str, sync: str, count: int, seed: int, use_faults: Any, fresh: Callable[[], Path]) -> int:
-    """Let calls fail, ``count`` of them for every kind of fault; returns how many did."""
+def fail_calls(
+    mode: str, sync: str, count: int, seed: int, use_faults: Any, fresh: Callable[[], Path]
+) -> tuple[int, int]:
+    """Let calls fail, ``count`` of them for every kind of fault; returns how many did, and how many were to."""
     counted = Faults()
     assert not run_with(counted, use_faults, mode, sync, fresh()).errors
-    hit = 0
+    hit = tried = 0
     for number, (kind, after, for_good) in enumerate(itertools.product(ERRORS, (False, True), (False, True))):
         error = ERRORS[kind]
         if (error is None or kind == "ENOSPC") and after:
@@ -117,14 +119,16 @@ def fail_calls(mode: str, sync: str, count: int, seed: int, use_faults: Any, fre
             faults = Faults(at, error, for_good=for_good, after=after)
             run = run_with(faults, use_faults, mode, sync, fresh())
             hit += faults.hit
+            tried += 1
             for told in run.errors:
                 assert isinstance(told, (TidegateError, OSError, *OUTSIDE)), f"{kind} at {at}: {told!r}"
-    return hit
+    return hit, tried
 
 
 @pytest.mark.parametrize(("mode", "sync"), WAYS)
 def test_a_call_that_fails(mode: str, sync: str, use_faults: Any, fresh: Callable[[], Path]) -> None:
-    assert fail_calls(mode, sync, 1, WAYS.index((mode, sync)), use_faults, fresh) > 5
+    hit, tried = fail_calls(mode, sync, 1, WAYS.index((mode, sync)), use_faults, fresh)
+    assert hit > tried * 0.5  # syncs of two pushes may be one
 
 
 @pytest.mark.slow
@@ -133,9 +137,10 @@ def test_a_call_that_fails(mode: str, sync: str, use_faults: Any, fresh: Callabl
 def test_every_call_fails_once(
     mode: str, sync: str, use_faults: Any, fresh: Callable[[], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    hit = fail_calls(mode, sync, 1_000_000, 0, use_faults, fresh)
+    hit, tried = fail_calls(mode, sync, 1_000_000, 0, use_faults, fresh)
     with capsys.disabled():
-        print(f"\n{mode}, {sync}: {hit} calls failed")
+        print(f"\n{mode}, {sync}: {hit} calls failed, of {tried}")
+    assert hit > tried * 0.9
 
 
 # ---- exceptions from outside

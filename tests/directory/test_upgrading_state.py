@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import tidegate
-from tidegate import App, Batch, Engine, Transaction, join, window
+from tidegate import App, Batch, Engine, Transaction, either, join, window
 from tidegate import windows as w
 from tidegate.errors import BatchError, RecoveryRefused
 from tidegate.offline.upgrade import check
@@ -443,3 +443,71 @@ def test_a_halted_dataflow_stays_halted_under_its_new_name(tmp_path: Path) -> No
         broken.clear()
         engine.resume("store")
         assert engine.query("SELECT count(*) FROM t").scalar() == 1
+
+
+def halting(joined: bool = True, key: str | None = None) -> App:
+    """s1 → first, which fails; s2 → second; ``joined``: both are one dataflow."""
+    app = App("halting")
+    app.table("CREATE TABLE t (n INTEGER PRIMARY KEY)")
+    for name in ("s1", "s2"):
+        app.stream(name, "n INTEGER NOT NULL", border=True, key=key)
+
+    if joined:
+
+        @app.procedure(inputs=either("s1", "s2"))
+        def both(txn: Transaction, s1: Batch, s2: Batch) -> None: ...
+
+    @app.procedure(inputs="s1")
+    def first(txn: Transaction, s1: Batch) -> None:
+        raise RuntimeError("not today")
+
+    @app.procedure(inputs="s2", writes=["t"])
+    def second(txn: Transaction, s2: Batch) -> None:
+        txn.insert("t", s2[0])
+
+    return app
+
+
+def test_what_is_parked_stays_behind_its_halt(tmp_path: Path) -> None:
+    with tidegate.open(halting(), tmp_path, executor="manual") as engine:
+        engine.push("s2", [(1,)])
+        engine.push("s1", [(2,)])
+        for name in ("both", "both", "first"):  # so that nothing but second is parked, besides what failed
+            ready = next(e for e in engine.scheduler.ready() if e.unit.name == name)
+            engine.executor.run(engine.scheduler.take(ready))
+    refused = check(halting(joined=False), tmp_path).refused
+    assert [(change.kind, change.name) for change in refused] == [("dataflow", "second")]
+    with pytest.raises(RecoveryRefused, match="halted that no longer has the same procedures or keys"):
+        tidegate.open(halting(joined=False), tmp_path)
+    with tidegate.open(halting(), tmp_path) as engine:
+        engine.skip()
+        assert engine.query("SELECT n FROM t").rows == [(1,)]
+    with tidegate.open(halting(joined=False), tmp_path) as engine:
+        assert engine.scheduler.idle
+
+
+def test_keys_that_are_halted_one_by_one_stay_so(tmp_path: Path) -> None:
+    """With a consumer by another key, the dataflow halts as a whole: there is one front then, not two."""
+
+    def app(together: bool) -> App:
+        made = halting(key="n")
+        if together:
+            made.stream("tens", "ten INTEGER NOT NULL", key="ten")
+
+            @made.procedure(inputs="s2", outputs="tens")
+            def tell(txn: Transaction, s2: Batch) -> None: ...
+
+            @made.procedure(inputs="tens")
+            def hear(txn: Transaction, tens: Batch) -> None: ...
+
+        return made
+
+    with tidegate.open(app(together=False), tmp_path) as engine:
+        for n in (1, 2):
+            engine.push("s1", [(n,)])
+        assert len(engine.halted()) == 2
+    with pytest.raises(RecoveryRefused, match="halted that no longer has the same procedures or keys"):
+        tidegate.open(app(together=True), tmp_path)
+    with tidegate.open(app(together=False), tmp_path) as engine:
+        engine.skip()
+        assert engine.scheduler.idle

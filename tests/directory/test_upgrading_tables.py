@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import tidegate
 from tidegate import App, Batch, Transaction
+from tidegate.cli.upgrading import _print
 from tidegate.connectors.files.sink import FileSink
 from tidegate.crashpoints import CRASH_POINTS
 from tidegate.errors import DeclarationError, RecoveryRefused
@@ -106,6 +107,48 @@ def test_changes_that_are_refused(columns: str, told: str, stored: Path) -> None
         tidegate.open(app, stored)
     with tidegate.open(shop(), stored) as engine:
         assert rows(engine) == ROWS, "nothing was harmed"
+
+
+ADD = "INSERT INTO t VALUES (?, ?)"
+
+
+def test_sql_that_no_longer_fits_a_table_is_told_before_it_fails(tmp_path: Path, capsys: Any) -> None:
+    inside = "UPDATE t SET gone = 1 WHERE k = ?"
+
+    def app(columns: str) -> App:
+        app = App("texts")
+        app.table(f"CREATE TABLE t ({columns})")
+        app.table("CREATE TABLE other (k INTEGER PRIMARY KEY)")
+
+        def add(txn: Transaction, k: int) -> None:
+            txn.execute(ADD, k, k)
+
+        @app.procedure(writes=["t"])
+        def put(txn: Transaction, k: int) -> None:
+            add(txn, k)
+            txn.execute("INSERT INTO t (k, n) VALUES (?, ?)", k + 1, k)
+
+        @app.procedure(writes=["t", "other"])
+        def change(txn: Transaction, k: int) -> None:
+            txn.execute(inside, k)
+            txn.execute("INSERT INTO other VALUES (?, ?)", k, k)  # wrong, but not because of the upgrade
+
+        return app
+
+    before, after = "k INTEGER PRIMARY KEY, n INTEGER", "k INTEGER PRIMARY KEY, n INTEGER, x INTEGER DEFAULT 3"
+    with tidegate.open(app(before), tmp_path) as engine:
+        engine.call("put", 1)
+    assert check(app(before), tmp_path).misfits == []
+    checked = check(app(after), tmp_path)
+    assert checked.fits
+    put, change = checked.misfits
+    assert "procedure put: " in put
+    assert 'table "t" has 3 columns but 2 values were supplied' in put
+    assert ADD in put
+    assert "procedure change: " in change
+    assert inside in change
+    _print({**vars(checked), "fits": True}, False)
+    assert "will fail when it is run" in capsys.readouterr().out
 
 
 def test_a_unique_index_is_tried_on_stored_rows(stored: Path) -> None:

@@ -11,12 +11,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 from rich.console import Console
 from server_process import HERE, Server, killed
 
+from tidegate import App
 from tidegate.cli.main import main
 from tidegate.cli.status_tables import status_tables
 from tidegate.dataflows.drawing import describe_graph, mermaid, svg, text
@@ -184,6 +186,21 @@ def test_nodes_of_a_drawing_do_not_cover_each_other() -> None:
     assert len(places) == len(set(places)) == len(described["nodes"])
     assert "subgraph" in mermaid(described)
     assert "[vote] in" in text(described)
+
+
+def test_a_drawing_shows_where_the_key_changes() -> None:
+    app = App("words")
+    app.stream("lines", "page INTEGER NOT NULL, line VARCHAR", border=True, key="page")
+    app.stream("words", "word VARCHAR NOT NULL", key="word")
+
+    @app.procedure(inputs="lines", outputs="words")
+    def split(txn: Any, lines: Any) -> None: ...
+
+    described = describe_graph(app.graph())
+    assert "lines (border, by page)\n└─▶ [split]\n    └─▶ words (split by word)" in text(described)
+    assert '(["words<br/>split by word"])' in mermaid(described)
+    drawn = ElementTree.fromstring(svg(described)).iter("{http://www.w3.org/2000/svg}text")
+    assert [t.text for t in drawn if t.get("class") == "key"] == ["by page", "split by word"]
 
 
 def test_run_over_lines(run: Run, tmp_path: Path) -> None:

@@ -39,12 +39,13 @@ def upgrade(
     import tidegate
     from tidegate.loading import load_app
     from tidegate.offline.upgrade import check as run
+    from tidegate.offline.upgrade import misfits_of
 
     app = load_app(where)
     if not check:
         with tidegate.open(app, directory, drop=drop or ()) as engine:
-            done = {"changes": engine.upgraded, "same": {}, "waiting": [], "code": [], "pending": False, "fits": True}
-            _print(done, as_json)
+            misfits, empty = misfits_of(app, engine.upgraded), {"same": {}, "waiting": [], "code": [], "pending": False}
+            _print({"changes": engine.upgraded, **empty, "misfits": misfits, "fits": True}, as_json)
         return
     found = run(app, directory, drop or ())
     _print({**vars(found), "fits": found.fits}, as_json)
@@ -64,6 +65,8 @@ def _print(facts: dict[str, Any], as_json: bool) -> None:
             console.print(f"as it is: {kind} {escape(', '.join(names))}", soft_wrap=True)
     for line in facts["code"]:
         console.print(f"[cyan]changed code[/]  {escape(line)}", soft_wrap=True)
+    for line in facts["misfits"]:
+        console.print(f"[yellow]will fail when it is run[/]  {escape(line)}", soft_wrap=True)
     if facts["pending"] and facts["fits"]:
         console.print("the log has records since the last merge: opening replays them, with the code that wrote them")
     if not facts["fits"]:

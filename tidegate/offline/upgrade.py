@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +18,7 @@ from tidegate.directory.upgrading.changes import Change, Plan, Verdict
 from tidegate.directory.upgrading.opening import make_plan
 from tidegate.engine.checkpoint import check_format
 from tidegate.errors import DirectoryInUse, RecoveryRefused, TidegateError
+from tidegate.offline.misfits import misfits
 from tidegate.storage.migration import StoredBase
 from tidegate.txn.log.files import OsFiles
 
@@ -25,13 +26,15 @@ from tidegate.txn.log.files import OsFiles
 @dataclass
 class Checked:
     """What an upgrade would do. ``same``: what is carried over as it is; ``waiting``: work that goes on after it;
-    ``code``: what runs differently from then on, in words; ``pending``: the log has to be replayed first.
+    ``code``: what runs differently from then on, in words; ``misfits``: SQL in procedures that no longer fits its table;
+    ``pending``: the log has to be replayed first.
     """
 
     changes: list[Change] = field(default_factory=list)
     same: dict[str, list[str]] = field(default_factory=dict)  # by kind
     waiting: list[Change] = field(default_factory=list)
     code: list[str] = field(default_factory=list)
+    misfits: list[str] = field(default_factory=list)
     pending: bool = False
 
     @property
@@ -58,7 +61,14 @@ def check(app: App, path: Path, drop: Collection[str] = ()) -> Checked:
             survey.check(meta)
             plan = make_plan(app.graph(), meta, stored, drop, pending and not refused)
             waiting = list(_waiting(meta["unfinished"]))
-            return Checked([*plan.changes, *refused], _same(meta, plan), waiting, _code(app, meta), pending)
+            changes, code = [*plan.changes, *refused], _code(app, meta)
+            return Checked(changes, _same(meta, plan), waiting, code, misfits_of(app, changes), pending)
+
+
+def misfits_of(app: App, changes: Iterable[Change]) -> list[str]:
+    """SQL in procedures that does not fit the tables that change."""
+    kinds = ("table", "column")
+    return misfits(app, {c.name.partition(".")[0] for c in changes if c.kind in kinds} & app.tables.keys())
 
 
 def _replay(app: App, survey: Survey, meta: Mapping[str, Any]) -> list[Change]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -171,7 +171,9 @@ def _key(plan: Plan, new: str, now: Mapping[str, Any], waiting: int) -> None:
         plan.add("stream", new, "its batches are keyed differently from now on", Verdict.CARRIED)
 
 
-def _unfinished_execution(plan: Plan, app: App, units: Mapping[str, Unit], e: Mapping[str, Any]) -> None:
+def _unfinished_execution(
+    plan: Plan, app: App, units: Mapping[str, Unit], e: Mapping[str, Any], all_of_them: Sequence[Mapping[str, Any]]
+) -> None:
     unit = units.get(plan.units.get(e["unit"], e["unit"]))
     inputs = {plan.streams.get(stream, stream) for stream in (*e["inputs"], *e.get("parts", ()))}
     if unit is None or not inputs <= {*unit.inputs, *unit.awaited}:
@@ -183,8 +185,48 @@ def _unfinished_execution(plan: Plan, app: App, units: Mapping[str, Unit], e: Ma
     elif {plan.tables.get(table, table) for table in e["partitions"]} != {named.table for named in unit.named}:
         what = f"it still waits with batch {e['batch_id']}, but now its rows name partitions of other tables"
         plan.refuse("unit", e["unit"], what, f"{FINISH}, then change it")
+    elif in_vain := [s for s in e["missing"] if not _comes(plan, app, units, unit, s, e, all_of_them)]:
+        what = f"it still waits for batch {e['batch_id']} on stream {in_vain[0]}, but in the app no unfinished work leads there"
+        plan.refuse("unit", e["unit"], what, f"{FINISH}, then change it; if the stream was renamed, say renamed_from=")
     else:
         _questions(plan, app, unit, e)
+
+
+def _halts(plan: Plan, units: Mapping[str, Unit], saved: Mapping[str, Any]) -> None:
+    """What is parked behind a halt must still be behind it, or nothing would ever resume it."""
+    halts: dict[int, tuple[str, str]] = {}
+    for e in saved["executions"]:
+        unit = units.get(plan.units.get(e["unit"], e["unit"]))
+        if unit is not None:
+            halts[e["position"]] = unit.dataflow, "" if unit.together else repr(e["key"])
+    fronts = [halts[at] for at, _ in saved["halted"] if at in halts]
+    stray = [halts[at] for at in saved["parked"] if at in halts and halts[at] not in fronts]
+    for dataflow, _ in stray[:1] or [halt for halt in fronts if fronts.count(halt) > 1][:1]:
+        what = "a dataflow is halted that no longer has the same procedures or keys, so that what waits behind it would be lost"
+        remedy = "Open the directory with the old code, resume or skip what is halted, close it, then change it"
+        plan.refuse("dataflow", dataflow, what, remedy)
+
+
+def _comes(
+    plan: Plan,
+    app: App,
+    units: Mapping[str, Unit],
+    unit: Unit,
+    missing: str,
+    e: Mapping[str, Any],
+    all_of_them: Sequence[Mapping[str, Any]],
+) -> bool:
+    """Will what it waits for come: from outside, or from what is unfinished in front of it?"""
+    stream = plan.streams.get(missing, missing)
+    if stream not in unit.inputs:
+        return stream in unit.awaited
+    if app.streams[stream].border:
+        return True
+    emitting = {name for name, one in units.items() if stream in one.outputs}
+    in_front = [other for other in all_of_them if plan.units.get(other["unit"], other["unit"]) in emitting]
+    if unit.numbered_by is not None:
+        return any(other["entry"] == e["entry"] for other in in_front)
+    return any((other["batch_id"], other["key"]) == (e["batch_id"], e["key"]) for other in in_front)
 
 
 def _unfinished(plan: Plan, graph: Graph, saved: Mapping[str, Any]) -> None:
@@ -194,7 +236,8 @@ def _unfinished(plan: Plan, graph: Graph, saved: Mapping[str, Any]) -> None:
             plan.add("unit", new, f"it was called {old}; its unfinished work goes on", Verdict.CARRIED)
     units = {unit.name: unit for unit in graph.units}
     for e in saved["executions"]:
-        _unfinished_execution(plan, graph.app, units, e)
+        _unfinished_execution(plan, graph.app, units, e, saved["executions"])
+    _halts(plan, units, saved)
     for c in saved["calls"]:
         if plan.units.get(c["procedure"], c["procedure"]) not in graph.oltp:
             what = "a call of it still waits, but the app no longer has this procedure"
