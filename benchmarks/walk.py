@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import tidegate
 from tidegate import App, Batch, Engine, Transaction, partition
 from tidegate.benchmarks.setting import setting
+from tidegate.storage.schema import GENERATED
 
 HOME = Path(tidegate.__file__).resolve().parent.parent
 LAYERS = (
@@ -87,7 +88,7 @@ def _followed(engine: Engine) -> list[Call]:
 def _place(code: CodeType) -> tuple[str, str, str] | None:
     if code.co_name.startswith("<"):
         return None
-    if code.co_filename == "<string>":  # a check that was generated for a relation
+    if code.co_filename == GENERATED:
         return "storage", "generated", code.co_qualname
     path = Path(code.co_filename).resolve()
     if not path.is_relative_to(HOME):

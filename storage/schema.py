@@ -347,12 +347,14 @@ _SCOPE = {
 }
 
 
+GENERATED = "<generated>"  # the file name of code that was made for a relation
+
 _compiled = lru_cache(4096)(compile)  # compiling is most of what declaring a relation costs; types are often the same
 
 
 def _generated(source: str, scope: dict[str, Any], *names: str) -> list[Any]:
     """The functions with these names that the source defines."""
-    exec(_compiled(source, "<generated>", "exec"), scope)
+    exec(_compiled(source, GENERATED, "exec"), scope)
     for name in names:  # code of its own: the interpreter adapts code to what it meets, and relations differ in that
         scope[name].__code__ = scope[name].__code__.replace()
     return [scope[name] for name in names]

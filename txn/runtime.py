@@ -21,7 +21,7 @@ from tidegate.mutex import Rank, outside_locks
 from tidegate.storage.base import let_signal_through
 from tidegate.storage.columnar import Given
 from tidegate.storage.database import Database, Readers
-from tidegate.storage.schema import Key, Row
+from tidegate.storage.schema import GENERATED, Key, Row
 from tidegate.storage.view import NOTHING, WriteSet
 from tidegate.streams.batch import Batch
 from tidegate.streams.dividing import Divided, check_divisible, divide
@@ -428,10 +428,10 @@ _ROOMS = {"storage", "streams", "dataflows", "txn", "engine", "tidegate"}
 
 def _is_ours(filename: str) -> bool:
     """Is this a file of the engine, or a function that it generated?"""
+    if filename in (GENERATED, "<string>"):  # for a relation; by dataclasses
+        return True
     path = Path(filename).resolve()
-    if filename == "<string>" or not path.is_relative_to(_HOME):
-        return filename == "<string>"
-    return path.relative_to(_HOME).parts[0] in _ROOMS
+    return path.is_relative_to(_HOME) and path.relative_to(_HOME).parts[0] in _ROOMS
 
 
 def _hint(error: Exception) -> str:
