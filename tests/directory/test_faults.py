@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import shutil
 import subprocess
@@ -469,10 +470,12 @@ def test_a_sound_base_needs_no_words(tmp_path: Path) -> None:
     assert reopened(tmp_path).startswith("replayed 5 batches")
 
 
-def test_a_missing_base_is_rebuilt(tmp_path: Path) -> None:
+def test_a_missing_base_is_rebuilt(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     died(tmp_path)
     (tmp_path / "base.duckdb").unlink()
-    told = reopened(tmp_path)
+    with caplog.at_level(logging.WARNING, "tidegate"):
+        told = reopened(tmp_path)
+    assert told in caplog.text, "nobody has to ask for it"
     assert "base.duckdb is missing" in told
     assert "the base was rebuilt from generation 3" in told
 

@@ -140,7 +140,7 @@ def recover(engine: Engine, survey: Survey, meta: Mapping[str, Any], notes: list
     report.notes = [*notes, *report.skipped]
     report.seconds = engine.clock.monotonic() - began
     if report.records or report.notes:
-        log.info("%s: %s", engine.directory.path, report)
+        log.log(logging.WARNING if report.notes else logging.INFO, "%s: %s", engine.directory.path, report)
     return report
 
 
