@@ -6,6 +6,7 @@ ROUNDS ?= 200
 MINUTES ?= 10
 WORKERS ?= 2
 STAMP := .venv/.installed
+export PYTHONDONTWRITEBYTECODE :=  # tests start hundreds of processes: each would compile everything again
 
 .PHONY: install demo test check sim crash soak hour spark bench profile dist docs lock audit clean help
 

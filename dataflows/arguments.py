@@ -8,6 +8,7 @@ import types
 import typing
 from collections.abc import Callable, Sequence
 from decimal import Decimal
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -37,10 +38,15 @@ class Arguments:
 
     def __init__(self, name: str, function: Callable[..., Any]) -> None:
         self._name = name
-        parameters = list(inspect.signature(function).parameters.values())[1:]  # after txn
-        hints = _hints(function)
-        self._kinds = {p.name: hints[p.name] for p in parameters if _readable(hints.get(p.name))}
-        self._places = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        self._function = function
+        self._parameters = list(inspect.signature(function).parameters.values())[1:]  # after txn
+        self._places = [p.name for p in self._parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+
+    @cached_property
+    def _kinds(self) -> dict[str, Any]:
+        """Types by parameter; looked at when the first arguments come, because opening an engine should not wait for it."""
+        hints = _hints(self._function)
+        return {p.name: hints[p.name] for p in self._parameters if _readable(hints.get(p.name))}
 
     def read(
         self, arguments: Sequence[Any], named: dict[str, Any], text: bool = False

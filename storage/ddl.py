@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 OURS = "database_name = current_database() AND schema_name = current_schema()"  # not DuckDB's own views, whatever their names
 
+MOST_KNOWN = 1_000
+_KNOWN: dict[str, tuple[Column, ...]] = {}  # columns by their text: asking DuckDB takes longer than creating the table
+_DEFINES = re.compile(r"\b(type|macro|function)\b", re.IGNORECASE)
+
 
 class Scratch:
     """An empty in-memory DuckDB with the declared tables and streams: it reads DDL and binds statements.
@@ -31,6 +35,7 @@ class Scratch:
     def __init__(self) -> None:
         self.connection = duckdb.connect(":memory:", config={"threads": "1"})
         self.relations: set[str] = set()
+        self._own_words = False  # types or macros of the app's own: columns of the same text may mean something else
         self.lock = threading.RLock()
 
     @contextmanager
@@ -49,6 +54,7 @@ class Scratch:
     def define_table(self, ddl: str, partition_by: tuple[str, ...] = ()) -> TableSchema:
         """Run CREATE TABLE (and CREATE INDEX) text; return the schema of the one table it creates."""
         before = self._tables()
+        self._own_words = self._own_words or bool(_DEFINES.search(ddl))
         try:
             self.connection.execute(ddl)
         except duckdb.Error as error:
@@ -72,7 +78,12 @@ class Scratch:
                 f"stream {name}: DuckDB refuses its columns {columns!r}: {error}{_reserved(error)}", stream=name
             ) from None
         self.relations.add(name)
-        return Relation(name, self._columns(name))
+        known = None if self._own_words else _KNOWN.get(columns)
+        if known is None:
+            known = self._columns(name)
+            if not self._own_words and len(_KNOWN) < MOST_KNOWN:
+                _KNOWN[columns] = known
+        return Relation(name, known)
 
     def define_view(self, name: str, sql: str) -> tuple[tuple[str, str], ...]:
         """Let the view be bound by those that follow; its columns, with DuckDB's names of their types."""

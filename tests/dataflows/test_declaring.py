@@ -610,3 +610,14 @@ def test_a_procedure_stays_an_ordinary_function() -> None:
         return 2 * n
 
     assert double(None, 4) == 8
+
+
+def test_columns_of_the_same_text_mean_what_each_app_says() -> None:
+    """Columns are remembered by their text, but not where an app has types of its own."""
+    found = []
+    for kind in ("DECIMAL(10,2)", "BIGINT"):
+        app = App("shop")
+        app.table(f"CREATE TYPE price AS {kind}; CREATE TABLE stock (item VARCHAR PRIMARY KEY, price price)")
+        app.stream("sold", "paid price", border=True)
+        found.append(str(app.streams["sold"].relation.columns[0].type.sql))
+    assert found == ["DECIMAL(10,2)", "BIGINT"]
