@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from copy import copy
 from operator import itemgetter
 from typing import Any
 
+from tidegate.mutex import Rank, mutex
 from tidegate.storage.chains import rows_of
+from tidegate.storage.ordered import TOP, Ordered, Range
 from tidegate.storage.schema import Index, Key, Row, TableSchema
 
 
@@ -26,7 +29,10 @@ class SecondaryIndex:
     A single key under a value is stored as it is, several as a set: most values of many indexes have one row, and
     a set takes 216 bytes and a visit in every full garbage collection.
 
-    Rows with a NULL in an indexed column are not in it: equality never finds them.
+    Rows with a NULL in an indexed column are not in it: no comparison finds them.
+
+    The values are in no order until a range of them is first asked for; from then on their order is kept. Readers on other
+    threads look into it while rows change, so it has a lock; lookups by equality need none.
     """
 
     def __init__(self, schema: TableSchema, index: Index) -> None:
@@ -39,6 +45,15 @@ class SecondaryIndex:
         self._keys: dict[Any, Any] = Aged()
         self._recognises = schema.recogniser(index.columns)  # is this an indexed value in its stored form?
         self._wide = len(places) > 1
+        self._order: Ordered | None = None
+        self._ordering = mutex(Rank.LEAF)
+
+    def empty(self) -> SecondaryIndex:
+        """An index on the same columns, for other rows."""
+        other = copy(self)
+        other._keys, other._order = {}, None
+        other._ordering = mutex(Rank.LEAF)
+        return other
 
     def value_of(self, row: Row) -> Any:
         """The indexed value of ``row``, or None when a part of it is NULL."""
@@ -52,6 +67,8 @@ class SecondaryIndex:
         if keys is None:
             if value is not None and not (self._wide and None in value):
                 self._keys[value] = key
+                if self._order is not None:
+                    self._enter(value)
         elif type(keys) is set:
             keys.add(key)
         elif keys != key:
@@ -66,16 +83,29 @@ class SecondaryIndex:
         if len(values) > 1 and values.count(values[0]) == len(values) and type(having := held.get(values[0])) is set:
             having.difference_update(keys)
             if not having:
-                del held[values[0]]
+                self._leave(values[0])
             return
         for value, key in zip(values, keys, strict=True):
             having = held.get(value)
             if type(having) is set:
                 having.discard(key)
                 if not having:
-                    del held[value]
+                    self._leave(value)
             elif having == key:
-                del held[value]
+                self._leave(value)
+
+    def _enter(self, value: Any) -> None:
+        """The first row with this value."""
+        with self._ordering:
+            assert self._order is not None
+            self._order.add(value)
+
+    def _leave(self, value: Any) -> None:
+        """There is no row with this value any more."""
+        del self._keys[value]
+        if self._order is not None:
+            with self._ordering:
+                self._order.discard(value)
 
     def replace(self, old: Row | None, row: Row | None, key: Key) -> None:
         """``row`` takes the place of ``old``."""
@@ -104,6 +134,53 @@ class SecondaryIndex:
             return None
         keys = self._keys.get(value)
         return len(keys) if type(keys) is set else 0 if keys is None else 1
+
+    # ---- ranges
+
+    def values_in(self, wanted: Range, most: int | None = None, descending: bool = False) -> list[Any]:
+        """The indexed values in this range, in order, at most so many."""
+        return self.between(*self._bounds(wanted), most, descending)
+
+    def between(self, low: Any, high: Any, most: int | None = None, descending: bool = False) -> list[Any]:
+        """The same for bounds of :class:`~tidegate.storage.ordered.Ordered`."""
+        if self._order is None:
+            self._sort()
+        with self._ordering:
+            assert self._order is not None
+            return self._order.between(low, high, most, descending)
+
+    def walk(self, wanted: Range, descending: bool = False) -> Iterator[Any]:
+        """The indexed values in this range, one after the other. What changes meanwhile may be met or not."""
+        low, high = self._bounds(wanted)
+        size = 8
+        while True:
+            values = self.between(low, high, size, descending)
+            yield from values
+            if len(values) < size:
+                return
+            low, high = (low, (values[-1], False)) if descending else ((values[-1], True), high)
+            size = min(2 * size, 1024)
+
+    def is_ordered(self) -> bool:
+        """Is the order, if it is kept, that of the values?"""
+        return self._order is None or self._order.between(None, None) == sorted(self._keys)
+
+    def _sort(self) -> None:
+        """Keep the order from now on. Whoever adds a value sees that, and waits, or has added it before it is read."""
+        with self._ordering:
+            if self._order is None:
+                self._order = Ordered()
+                self._order.fill(list(self._keys))
+
+    def _bounds(self, wanted: Range) -> tuple[Any, Any]:
+        prefix, low, above, high, below = wanted
+        if not self._wide:
+            if prefix:
+                return (prefix[0], False), (prefix[0], True)
+            return None if low is None else (low, above), None if high is None else (high, not below)
+        start = prefix if low is None else (*prefix, low, TOP) if above else (*prefix, low)
+        end = (*prefix, TOP) if high is None else (*prefix, high) if below else (*prefix, high, TOP)
+        return (start, False), (end, False)
 
     def entries(self) -> dict[Any, set[Key]]:
         """All of it: the keys by indexed value."""

@@ -99,6 +99,8 @@ def _indexes(table: VersionedTable) -> Iterator[str]:
                     wanted.setdefault(index.value_of(row), set()).add(key)
         if wanted != index.entries():
             yield f"index {index.name} holds {index.entries()}, and the rows have {wanted}"
+        if not index.is_ordered():
+            yield f"index {index.name} keeps another order than that of its values"
 
 
 def _merge(table: VersionedTable, merge: TableMerge) -> Iterator[str]:

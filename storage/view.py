@@ -24,7 +24,7 @@ from tidegate.storage.violations import being_updated, duplicate_key, outside, r
 if TYPE_CHECKING:
     from tidegate.storage.database import Database
 
-WriteIndex = Mapping[tuple[str, str], tuple[int, dict[Any, list[Key]]]]  # own writes, by table and index
+WriteIndex = Mapping[tuple[str, str], tuple[int, SecondaryIndex]]  # own writes, by table and index
 NOTHING: Mapping[Any, Any] = MappingProxyType({})
 WriteSet = dict[str, dict[Key, Row | None]]
 
@@ -164,24 +164,27 @@ class View:
         if None in values:
             return ()
         value = values if len(values) > 1 else values[0]
-        written = self._written_index(reader.name, index).get(value)
+        written = self.written_index(reader.name, index)
         committed = self.database.keys_with(reader.table, index, values)
-        return {*committed, *written} if written else committed
+        own = written.candidates(value) if written is not None else ()
+        return {*committed, *own} if own else committed
 
     def forget_written_index(self) -> None:
         """The write set changed in another way than by adding writes."""
         self._indexed = NOTHING
 
-    def _written_index(self, table: str, index: SecondaryIndex) -> dict[Any, list[Key]]:
-        """Own writes by indexed value, extended as new keys are written; rebuilt when a key is written again."""
+    def written_index(self, table: str, index: SecondaryIndex) -> SecondaryIndex | None:
+        """Own writes in such an index, extended as new keys are written; rebuilt when a key is written again."""
         written = self.writes.get(table)
         if not written:
-            return {}
-        seen, found = self._indexed.get((table, index.name), (0, {}))
+            return None
+        seen, found = self._indexed.get((table, index.name), (0, None))
+        if found is None:
+            found = index.empty()
         if seen < len(written):
             for key, row in islice(written.items(), seen, None):
                 if row is not None:
-                    found.setdefault(index.value_of(row), []).append(key)
+                    found.add(row, key)
             self._indexed = {**self._indexed, (table, index.name): (len(written), found)}
         return found
 

@@ -7,7 +7,7 @@ DuckDB.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,16 +16,19 @@ from sqlglot import exp
 from tidegate.storage.changes import OnConflict, delete_rows, insert_rows, update_rows
 from tidegate.storage.schema import Column, Row, TableSchema
 from tidegate.storage.sql.assignments import insert_places, is_default, place_of
-from tidegate.storage.sql.codes import Fold, NotCompilable, Scope
+from tidegate.storage.sql.codes import Code, Fold, NotCompilable, Scope
 from tidegate.storage.sql.conflicts import compiled_conflict
-from tidegate.storage.sql.lookups import Find, Project, SoleTable, find_rows, is_decorated, order_all, project_rows
+from tidegate.storage.sql.lookups import Find, Project, SoleTable, is_decorated, order_all, project_rows
+from tidegate.storage.sql.ordering import SortKey, limit_of, offset_of, sort_keys, sorter
 from tidegate.storage.sql.parsing import Parsed, function_name, target_table
+from tidegate.storage.sql.ranges import MOST, find_by, walk_by
 from tidegate.storage.sql.rows import Rows
 from tidegate.storage.view import View
 
 Run = Callable[[View, tuple[Any, ...]], Rows]
 
 _SELECT_PARTS = {"expressions", "from_", "where"}
+_PICKED = ("order", "limit", "offset")
 
 
 @dataclass(frozen=True)
@@ -41,22 +44,67 @@ class Compiled:
 
 def compile_select(parsed: Parsed, row_class: Any, fold: Fold) -> Compiled:
     tree = parsed.tree
-    if not isinstance(tree, exp.Select) or any(value for key, value in tree.args.items() if key not in _SELECT_PARTS):
+    if not isinstance(tree, exp.Select) or _has_more(tree, {*_SELECT_PARTS, *_PICKED}):
         raise NotCompilable
     source = tree.args.get("from_")
     table = source.this if source is not None else None
     if not isinstance(table, exp.Table) or len(parsed.tables) != 1 or parsed.relations or is_decorated(table):
         raise NotCompilable
     sole = SoleTable(parsed, table, next(iter(parsed.tables.values())), fold)
-    find, path = find_rows(sole, tree.args.get("where"))
+    if _has_more(tree, _SELECT_PARTS):
+        return _compile_picked(sole, tree, row_class)
+    find, path = find_by(sole, tree.args.get("where"), MOST)
     if all(_counts_rows(node.unalias()) for node in tree.expressions):
         return Compiled(_count(find, row_class, len(tree.expressions)), path)
     project, codes = project_rows(sole, tree.expressions, row_class)
-    by_text = {f"row[{place}]": column for place, column in enumerate(sole.schema.columns)}
-    columns = tuple(by_text[code.text] for code in codes) if all(code.text in by_text for code in codes) else ()
+    columns = _plain_columns(sole.schema, codes)
     if path == "primary key":
         return Compiled(_select_one(find, project), path, columns)
     return Compiled(_select_many(find, project or _whole(sole.schema), order_all(codes)), path, columns)
+
+
+def _compile_picked(sole: SoleTable, tree: exp.Expression, row_class: Any) -> Compiled:
+    """A SELECT with ORDER BY, LIMIT or OFFSET."""
+    project, codes = project_rows(sole, tree.expressions, row_class)
+    make = project or _whole(sole.schema)
+    columns = _plain_columns(sole.schema, codes)  # else an expression could fail for a row that is not looked at
+    keys = sort_keys(sole, tree, codes)
+    sort = sorter(keys, codes)
+    limit, offset = limit_of(sole, tree), offset_of(sole, tree)
+    pick, path = _picker(sole, tree.args.get("where"), keys, bool(columns) and limit is not None)
+
+    def run(view: View, values: tuple[Any, ...]) -> Rows:
+        start = offset(values) if offset is not None else 0
+        end = start + limit(values) if limit is not None else None
+        rows = pick(view, values, end)
+        pairs = [(row, make(row, values)) for row in rows]
+        sort(pairs)
+        return Rows([made for _, made in pairs[start:end]])
+
+    return Compiled(run, path, columns)
+
+
+def _picker(
+    sole: SoleTable, where: exp.Expression | None, keys: Sequence[SortKey], some: bool
+) -> tuple[Callable[[View, tuple[Any, ...], Any], list[Row]], str]:
+    """How to get the rows to sort: ``some`` of them are enough, if they come in the order of an index."""
+    if some:
+        try:
+            return walk_by(sole, where, keys), "index order"
+        except NotCompilable:
+            pass
+    find, path = find_by(sole, where, MOST)
+    return (lambda view, values, enough: find(view, values)), path
+
+
+def _has_more(tree: exp.Expression, parts: Collection[str]) -> bool:
+    return any(value for key, value in tree.args.items() if key not in parts)
+
+
+def _plain_columns(schema: TableSchema, codes: Sequence[Code]) -> tuple[Column, ...]:
+    """The columns that are returned, if nothing else is."""
+    by_text = {f"row[{place}]": column for place, column in enumerate(schema.columns)}
+    return tuple(by_text[code.text] for code in codes) if all(code.text in by_text for code in codes) else ()
 
 
 def _counts_rows(node: exp.Expression) -> bool:
@@ -99,7 +147,7 @@ def compile_update(parsed: Parsed, returning: Any, fold: Fold) -> Compiled:
         texts[place] = _assigned_value(sole, node.expression, place)
     compiler.namespace["stored"] = schema.named
     renew = compiler.function(f"stored(({', '.join(texts)},))", "row, p, view")
-    find, path = find_rows(sole, tree.args.get("where"))
+    find, path = find_by(sole, tree.args.get("where"))
     project = _returning(sole, tree, returning)
     name, key_of = schema.name, schema.key_of
 
@@ -121,7 +169,7 @@ def compile_update(parsed: Parsed, returning: Any, fold: Fold) -> Compiled:
 
 def compile_delete(parsed: Parsed, returning: Any, fold: Fold) -> Compiled:
     sole = _changed_table(parsed, fold, {"this", "where", "returning"})
-    find, path = find_rows(sole, parsed.tree.args.get("where"))
+    find, path = find_by(sole, parsed.tree.args.get("where"))
     project = _returning(sole, parsed.tree, returning)
     name, key_of = sole.schema.name, sole.schema.key_of
 
@@ -141,7 +189,7 @@ def _changed_table(parsed: Parsed, fold: Fold, parts: set[str]) -> SoleTable:
     table = target_table(parsed.tree)
     if parsed.target is None or parsed.tables or parsed.relations or is_decorated(table):
         raise NotCompilable
-    if any(value for key, value in parsed.tree.args.items() if key not in parts):
+    if _has_more(parsed.tree, parts):
         raise NotCompilable
     return SoleTable(parsed, table, parsed.target, fold)
 

@@ -32,6 +32,7 @@ _COMPARISONS: dict[type[exp.Expression], tuple[str, bool]] = {
     exp.GTE: ("le", True),
 }
 _SIGNS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<="}
+_FIXED = {"SECOND", "MINUTE", "HOUR", "DAY", "WEEK"}  # intervals that are always as long
 _ARITHMETIC: dict[type[exp.Expression], str] = {exp.Add: "add", exp.Sub: "sub", exp.Mul: "mul"}
 DRAWN = {"now": "timestamp", "today": "date", "time": "time", "random": "float", "uuid": "uuid"}
 
@@ -92,6 +93,13 @@ class Compiler:
             raise NotCompilable
         return f"{self.constant(semantics.exact_part(column.type))}({code.text})"
 
+    def comparable(self, subject: Code, other: exp.Expression) -> str:
+        """The value that ``subject`` is compared with, for which Python's order of stored values is that of SQL."""
+        (_, code), family = self._same([subject, self.value(other)])
+        if code.family not in {family, "null"} or family != subject.family or family == "float":
+            raise NotCompilable
+        return code.text
+
     # ---- expressions
 
     def value(self, node: exp.Expression) -> Code:
@@ -109,6 +117,8 @@ class Compiler:
             name, swapped = _COMPARISONS[type(node)]
             left, right = (node.expression, node.this) if swapped else (node.this, node.expression)
             return self._compare(name, left, right)
+        if isinstance(node, (exp.Add, exp.Sub)) and isinstance(node.expression, exp.Interval):
+            return self._moved(node, node.expression)
         if type(node) in _ARITHMETIC:
             return self._arithmetic(_ARITHMETIC[type(node)], self.value(node.this), self.value(node.expression))
         method = getattr(self, f"_{type(node).__name__.lower()}", None)
@@ -210,6 +220,17 @@ class Compiler:
         if family in {"float", "decimal"}:
             return Code(f"{family}_{name}({a.text}, {b.text})", family, nullable)
         raise NotCompilable
+
+    def _moved(self, node: exp.Add | exp.Sub, by: exp.Interval) -> Code:
+        """A TIMESTAMP and a constant interval."""
+        moment, unit = self.value(node.this), str(by.args.get("unit") or "").upper().removesuffix("S")
+        if moment.family != "timestamp" or unit not in _FIXED or not is_constant(by):
+            raise NotCompilable
+        delta = self.fold(by.sql("duckdb"))[0]
+        if delta is None:
+            raise NotCompilable
+        length = self.constant(-delta if isinstance(node, exp.Sub) else delta)
+        return Code(f"moved({moment.text}, {length})", "timestamp", moment.nullable, sql="TIMESTAMP")
 
     def _div(self, node: exp.Div) -> Code:
         codes = [self._typed(self.value(side), "float", None) for side in (node.this, node.expression)]

@@ -41,7 +41,7 @@ def is_decorated(table: exp.Table) -> bool:
 def find_rows(sole: SoleTable, where: exp.Expression | None) -> tuple[Find, str]:
     """How to get the rows that ``where`` selects: through the primary key, or through an index."""
     conditions = conjuncts(where)
-    wanted = _equalities(sole, conditions)
+    wanted = equalities(sole, conditions)
     schema, compiler = sole.schema, sole.compiler
     candidates = [("primary key", -1, schema.key_indexes)]
     for number, index in enumerate(schema.indexes):
@@ -60,7 +60,7 @@ def find_rows(sole: SoleTable, where: exp.Expression | None) -> tuple[Find, str]
     raise NotCompilable
 
 
-def _equalities(
+def equalities(
     sole: SoleTable, conditions: Sequence[exp.Expression]
 ) -> dict[int, tuple[exp.Expression, exp.Expression]]:
     """``column = something without columns`` among the conditions: column's place → (condition,

@@ -269,5 +269,12 @@ def decimal_mul(a: Any, b: Any) -> Any:
     return None if a is None or b is None else _narrow(_EXACT.multiply(a, b))
 
 
+def moved(a: Any, by: dt.timedelta) -> Any:
+    try:
+        return None if a is None else a + by
+    except OverflowError:
+        raise Fallback from None
+
+
 def concat(a: Any, b: Any) -> Any:
     return None if a is None or b is None else a + b

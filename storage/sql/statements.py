@@ -134,6 +134,8 @@ class Statement:
         how = {
             "primary key": "row access by primary key",
             "index": "row access by index",
+            "index range": "row access by a range of an index",
+            "index order": "row access in the order of an index",
             "values": "row access with the rows given",
             "duckdb": "DuckDB over the base and the changes above it",
         }[self.path]
