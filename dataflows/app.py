@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -19,6 +20,8 @@ from tidegate.dataflows.definitions import (
     check_identifier,
 )
 from tidegate.dataflows.graph import Graph
+from tidegate.dataflows.schedules import Missed, declared_schedule
+from tidegate.dataflows.ticks import check_timed, check_timers, declare_ticks
 from tidegate.dataflows.validation import (
     check_access,
     check_deadline,
@@ -44,6 +47,15 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 Names = str | Sequence[str]
 Recovery = Literal["weak", "strong", "effects"]
+CHECKS = (
+    check_inputs,
+    check_outputs,
+    check_access,
+    check_windows,
+    check_signature,
+    check_prefetch,
+    check_timers,
+)
 
 
 class App:
@@ -304,6 +316,10 @@ class App:
         on_failure: OnFailure = "halt",
         deadline_s: float | None = None,
         prefetch: Mapping[str, str] | None = None,
+        timers: Names = (),
+        every: str | dt.timedelta | None = None,
+        cron: str | None = None,
+        missed: Missed | None = None,
         renamed_from: str | None = None,
     ) -> Callable[[F], F]:
         """Declare a plain function as a stored procedure: ``@app.procedure(…)``. The function itself stays as it is.
@@ -319,6 +335,10 @@ class App:
         ``deadline_s``: abort an execution that runs longer. ``math.inf``: it may run on, past the engine's
         ``procedure_deadline_s``.
         ``prefetch``: ``{table: column}``: the input column with keys of that table, which are fetched ahead in bulk.
+        ``timers``: border streams that it sets timers for, with ``txn.after``.
+        ``every``, ``cron``: the clock starts it, as if a batch with the time came in (``function(txn, ticks)``, column ``due``), on
+        the border stream ``<name>_ticks``. ``missed``: after times at which nothing could run, ``"skip"`` starts it once
+        (the default), ``"catch_up"`` once for each.
         ``renamed_from``: the name it had before; a directory that knows that one hands over its windows and its work.
         """
         if bare:
@@ -326,11 +346,12 @@ class App:
 
         def declare(function: F) -> F:
             name = self._procedure_name(function)
+            ticks = declare_ticks(self, name, inputs, declared_schedule(name, every, cron, missed), renamed_from)
             self._declare(
                 Procedure(
                     name=name,
                     function=function,
-                    inputs=inputs.streams if isinstance(inputs, Either) else _names(inputs),
+                    inputs=ticks or (inputs.streams if isinstance(inputs, Either) else _names(inputs)),
                     outputs=_names(outputs),
                     access=declared_access(self.tables, name, reads, writes),
                     windows=dict(windows or {}),
@@ -339,7 +360,9 @@ class App:
                     deadline_s=deadline_s,
                     prefetch=dict(prefetch or {}),
                     either=isinstance(inputs, Either),
-                )
+                    timers=_names(timers),
+                ),
+                ticks,
             )
             self._rename("procedure", name, renamed_from)
             return function
@@ -358,14 +381,17 @@ class App:
             raise DeclarationError(f"there are two procedures called {name!r}; rename one", procedure=name)
         return name
 
-    def _declare(self, procedure: Procedure) -> None:
-        for check in (check_inputs, check_outputs, check_access, check_windows, check_signature, check_prefetch):
-            check(self, procedure)
-        self.procedures[procedure.name] = procedure
+    def _declare(self, procedure: Procedure, ticks: tuple[str, ...]) -> None:
         try:
+            for check in CHECKS:
+                check(self, procedure)
+            self.procedures[procedure.name] = procedure
             Graph(self, partial=True)
         except DeclarationError:
-            del self.procedures[procedure.name]
+            self.procedures.pop(procedure.name, None)
+            for stream in ticks:
+                del self.streams[stream]
+                self.renamed.pop(("stream", stream), None)
             raise
 
     def nested(
@@ -485,7 +511,9 @@ class App:
     def graph(self) -> Graph:
         """The dataflow graph with every rule checked: what the engine runs."""
         check_renames(self)
-        return Graph(self)
+        graph = Graph(self)
+        check_timed(graph)
+        return graph
 
 
 def _names(names: Names) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from tidegate.dataflows.schedules import Schedule
 from tidegate.errors import DeclarationError
 from tidegate.storage.schema import Relation
 from tidegate.storage.sql.statements import Statement
@@ -29,6 +30,7 @@ class Stream:
     deadline_s: float | None = None
     default: tuple[dict[str, Any], ...] = ()
     changelog_of: str | None = None  # the table whose committed changes it holds; no procedure emits to it
+    schedule: Schedule | None = None  # the clock pushes the times of this schedule
 
     @property
     def awaited(self) -> bool:
@@ -178,6 +180,7 @@ class Procedure:
     deadline_s: float | None = None
     prefetch: dict[str, str] = field(default_factory=dict)
     either: bool = False
+    timers: tuple[str, ...] = ()  # border streams that it sets timers for
 
     @property
     def internal(self) -> bool:

@@ -91,6 +91,8 @@ def _stream(stream: Stream, reached: Reached) -> str:
         told.append(f"key {stream.key}")
     if stream.deadline_s is not None:
         told.append(f"deadline {stream.deadline_s} s with default {reached.reach(list(stream.default))[0]}")
+    if stream.schedule is not None:
+        told.append(str(stream.schedule))
     if stream.changelog_of is not None:
         told.append(f"changelog of {stream.changelog_of}")
     return ", ".join(told)
@@ -102,6 +104,8 @@ def _procedure(procedure: Procedure) -> str:
     )
     if procedure.outputs:
         told.append(f"outputs {', '.join(procedure.outputs)}")
+    if procedure.timers:
+        told.append(f"timers {', '.join(procedure.timers)}")
     accesses = sorted(procedure.access, key=lambda access: access.table)
     told += [f"{'writes' if access.write else 'reads'} {access}" for access in accesses]
     told.append(f"{procedure.retries} retries, then {procedure.on_failure}")

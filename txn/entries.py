@@ -3,9 +3,9 @@
 Every way in (a push, a feed, a call, a deadline that passed, a halted dataflow that continues, a replay) creates one of
 these values. The engine numbers it, adds the time and logs it; then an executor gives it its place in the order::
 
-    push · feed · advance · call · deadline · resume · requeue ─┐
-                                                                ├─▶ an entry ─▶ numbered, logged ─▶ Work ─▶ Executor.place
-    the log, replayed ──────────────────────────────────────────┘
+    push · feed · advance · call · timer · deadline · resume · requeue ─┐
+                                                                        ├─▶ an entry ─▶ numbered, logged ─▶ Work ─▶ place
+    the log, replayed ──────────────────────────────────────────────────┘
 
 ``record_of`` and ``Entries.read`` are inverses of each other. (Structs, because every push makes two.)
 """
@@ -39,7 +39,8 @@ class Rows(msgspec.Struct, frozen=True, eq=False, gc=False):
     can't separate them.
 
     ``parts``: (key, rows) of each batch; splitting every ``size`` rows by key gives the same parts again. ``batch_id``:
-    the id of the only batch, if its sender chose it. ``source``: is at ``offset`` from then on.
+    the id of the only batch, if its sender chose it. ``source``: is at ``offset`` from then on. ``timers``: the ids of those
+    whose rows these are; empty if they are times of a schedule.
     """
 
     border: Border
@@ -49,6 +50,7 @@ class Rows(msgspec.Struct, frozen=True, eq=False, gc=False):
     batch_id: int | None = None
     source: str | None = None
     offset: Any = None
+    timers: Sequence[str] | None = None
 
 
 @final
@@ -132,7 +134,7 @@ def record_of(entry: Entry, work: Work) -> Record:
         return _other_record(entry, work)
     source, batches = entry.source, work.batches
     offset = None if source is None else to_json(entry.offset)
-    if len(batches) == 1:
+    if len(batches) == 1 and entry.timers is None:
         batch, explicit = batches[0], entry.batch_id is not None
         packed: Any = list(batch.rows) if type(batch) is Batch else batch.given.packed()  # type: ignore[union-attr]
         return Pushed(work.first, to_us(work.time), entry.border.name, batch.id, packed, explicit, source, offset)
@@ -140,7 +142,8 @@ def record_of(entry: Entry, work: Work) -> Record:
     if type(rows) is ColumnRows:
         rows = rows.packed()
     together = work.together or not batches
-    return Fed(work.first, to_us(work.time), entry.border.name, max(entry.size, 1), rows, source, offset, together)
+    facts = (work.first, to_us(work.time), entry.border.name, max(entry.size, 1), rows, source, offset, together)
+    return Fed(*facts, None if entry.timers is None else list(entry.timers))
 
 
 def _other_record(entry: Call | Resume | Requeue | Advance, work: Work) -> Record:
@@ -192,7 +195,8 @@ class Entries:
             batch_id = record.batch_id if record.explicit else None
             return Rows(border, parts, 1, None, batch_id, record.source, offset)
         rows = codec.read(record.rows) if isinstance(record, RawFed) else codec.unpack(record.rows)
-        return Rows(border, border.split_into(rows, record.size), record.size, rows, None, record.source, offset)
+        parts = border.split_into(rows, record.size)
+        return Rows(border, parts, record.size, rows, None, record.source, offset, record.timers)
 
 
 # ---- arguments in the log

@@ -23,6 +23,7 @@ from tidegate.streams.windows.declare.declared import open_window, window_relati
 from tidegate.streams.windows.evaluate.ahead import LookAhead
 from tidegate.streams.windows.evaluate.backends import REFERENCE, Evaluation
 from tidegate.streams.windows.evaluate.plan import Plan, shared_backend
+from tidegate.txn.timers import Timers
 from tidegate.txn.watchdog import user_code
 
 
@@ -83,6 +84,9 @@ class Program:
         covered = {stream for spec in procedure.windows.values() for stream in spec.streams}
         self.uncovered = tuple(name for name in self.inputs if name not in covered)
         self.marks: dict[Any, dict[str, int]] = {}  # key -> the last watermark on each input; "": passed on
+        self.timers = {
+            name: (app.streams[name].relation, app.streams[name].key) for name in procedure.timers
+        }  # the border streams that it sets timers for, with their keys
         self._signature = inspect.signature(procedure.function)
         self.arguments = Arguments(procedure.name, procedure.function)
         self.prepares = bool(self.window_triggers) or any(s in self.stream_triggers for s in self.inputs)
@@ -198,8 +202,9 @@ class UnitProgram:
     window that Spark evaluates.
     """
 
-    def __init__(self, unit: Unit, programs: dict[str, Program]) -> None:
+    def __init__(self, unit: Unit, programs: dict[str, Program], timers: Timers) -> None:
         self.unit = unit
+        self.timers = timers
         self.name = unit.name
         self.rank = unit.rank
         self.inputs = unit.inputs

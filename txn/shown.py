@@ -27,6 +27,7 @@ from tidegate.streams.batch import Batch
 from tidegate.streams.windows.state.results import Slide
 from tidegate.txn.log.record import Asked
 from tidegate.txn.positions import Position, describe
+from tidegate.txn.timers import PLACE, restored_changes, saved_changes
 
 if TYPE_CHECKING:
     from tidegate.txn.program import Program, UnitProgram
@@ -132,6 +133,7 @@ def record_of(position: Position, question: Shown, unit: UnitProgram) -> Asked:
         emitted,
         point.random,
         point.attempts,
+        saved_changes(point.slides.get(PLACE, ())),  # type: ignore[arg-type]
     )
 
 
@@ -159,7 +161,10 @@ def read_record(record: Asked, unit: UnitProgram, batch_id: int | None, key: Any
         for name, rows in record.emitted.items()
     }
     cursor = [member.name for member in unit.members].index(record.procedure)
-    point = Point(cursor, record.attempts, writes, emitted, {}, record.random)
+    slides: dict[tuple[str, str], Any] = {}
+    if record.timers is not None:
+        slides[PLACE] = restored_changes(unit.timers, record.position, record.timers)
+    point = Point(cursor, record.attempts, writes, emitted, slides, record.random)
     return Shown(record.stream, record.procedure, record.digest, at, point)
 
 

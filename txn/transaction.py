@@ -19,6 +19,7 @@ from tidegate.streams.windows.state.results import ResultRows, Slide
 from tidegate.txn.positions import Position, describe
 from tidegate.txn.program import Ended, Program, UnitProgram, over
 from tidegate.txn.shown import Point, Shown, random_at, random_state
+from tidegate.txn.timers import cancel_timer, set_timer
 
 if TYPE_CHECKING:
     from tidegate.storage.sql.statements import Rows
@@ -182,6 +183,19 @@ class Transaction(View):
         triggers = self.program.stream_triggers
         if triggers and new and stream in triggers:
             self.fire(triggers[stream], stream, relation, new)
+
+    def after(self, delay: str | dt.timedelta, stream: str, row: Any = None, /, **values: Any) -> str:
+        """Set a timer: this row enters a border stream when so much time has passed since :attr:`now`. Returns the timer's id,
+        for :meth:`cancel`.
+
+        A row by keyword, a tuple or a mapping. It is checked now, and enters as a batch of its own, once, whatever happens in
+        between. The timer is part of this transaction: an abort undoes it. The procedure declares the stream in ``timers=``.
+        """
+        return set_timer(self, delay, stream, row, values)
+
+    def cancel(self, timer: str | None) -> None:
+        """Cancel a timer by its id. Nothing happens if its row has entered already, or if it is None."""
+        cancel_timer(self, timer)
 
     def put_out(self, stream: str, relation: Relation, rows: Given) -> None:
         """Add rows to the batch on an output stream. The first rows create the batch, for its consumers to take."""

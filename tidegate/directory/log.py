@@ -32,6 +32,7 @@ from tidegate.txn.log.record import Checkpoint, Executed, Record
 from tidegate.txn.log.writer import LogWriter
 from tidegate.txn.shown import Shown, record_of
 from tidegate.txn.ticket import Ticket
+from tidegate.txn.timers import changes_of, saved_changes
 from tidegate.txn.transaction import Transaction
 
 log = logging.getLogger("tidegate")
@@ -168,7 +169,9 @@ class DurableLog:
                 for table, rows in txn.writes.items()
             }
             emitted = {stream: list(batch.rows) for stream, batch in txn.emitted.items()}
-            self.writer.append(Executed(txn.position, "committed", txn.procedure, writes=writes, emitted=emitted))
+            timers = saved_changes(changes_of(txn))
+            facts = {"writes": writes, "emitted": emitted, "timers": timers}
+            self.writer.append(Executed(txn.position, "committed", txn.procedure, **facts))
 
     def ended(self, txn: Transaction, outcome: str, reason: str, parked: Iterable[int] = (), trace: str = "") -> None:
         """An execution was undone. An abort happens again when run again, so weak mode needs no record of it."""

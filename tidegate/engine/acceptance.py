@@ -15,6 +15,7 @@ from tidegate.dataflows.validation import not_callable
 from tidegate.engine.closing import stop_if_torn
 from tidegate.engine.originals import RECOGNISED_BY_OFFSET, originals
 from tidegate.engine.questions import check_answer
+from tidegate.engine.ticking import LONGEST_S, Ticking
 from tidegate.errors import BatchError, DeclarationError, Overloaded, TidegateError, unknown
 from tidegate.outside.sources import check_place
 from tidegate.storage.codec import to_json
@@ -43,6 +44,9 @@ class Acceptance:
         self.awaited = {stream.name for stream in awaited}
         self._shortest_s = min((s.deadline_s for s in awaited if s.deadline_s is not None), default=math.inf)
         self._due = -math.inf  # no deadline passes before this time
+        self._ticking = Ticking(engine)
+        self._timers = engine.runtime.timers
+        self.begun = False  # the engine is open: time may pass
 
     def border(self, stream: str) -> Border:
         """The border stream of this name, or an error that says what to do."""
@@ -70,7 +74,7 @@ class Acceptance:
             engine.merger.check()
         if self._halfway.entering is not None or self._halfway.through is not None:
             self._halfway.check_entry()
-        if self._scheduler.live:
+        if self._scheduler.live or self._timers.next_us != math.inf:
             self.tick()
 
     def begin(self, name: str, timeout_s: float | None) -> None:
@@ -101,9 +105,11 @@ class Acceptance:
         self._halfway.entering = None
 
     def enter(self, entry: Entry, first: int, time: dt.datetime, together: bool) -> Work:
-        """Number the entry from ``first`` on: its batches get their ids, its source its new offset."""
+        """Number the entry from ``first`` on: its batches get their ids, its source its new offset. Timers have come."""
         if type(entry) is not Rows:  # isinstance() of a Struct takes ten times as long
             return self._enter_other(entry, first, time, together)
+        if entry.timers is not None:
+            self._timers.entered(entry.border.name, entry.timers, entry.rows or (), to_us(time))
         if entry.batch_id is None:
             batches = entry.border.accept_all(entry.parts)
         else:
@@ -349,12 +355,32 @@ class Acceptance:
                 capacity=engine.config.capacity,
             )
 
+    def is_full(self, name: str) -> bool:
+        """Is there no room for more on this stream now?"""
+        with self._engine.lock:
+            return self._too_much(name) is not None
+
+    def pause_s(self, most_s: float) -> float:
+        """How long nothing can happen by the clock alone, at most so long."""
+        return self._ticking.pause_s(most_s) if self._ticking.waits else most_s
+
+    def idle_s(self) -> float | None:
+        """How long a worker without work may sleep before it lets time pass; None: nothing comes by the clock alone."""
+        waits = self._ticking.waits or self._scheduler.any_suspended
+        return self.pause_s(LONGEST_S) if waits and self.begun else None
+
     def tick(self) -> None:
-        """Push the default for every awaited batch whose deadline has passed."""
+        """Let in what the clock brings: timers and schedules that are due, and defaults of deadlines that have passed."""
         engine = self._engine
+        if not self.begun:
+            return
         broken = self._halfway.through is not None or self._halfway.entering is not None
         if broken or (engine.durable is not None and not engine.durable.writer.taking):
             return  # nothing can be accepted now; the deadline is handled when it can
+        if self._timers.next_us != math.inf:
+            self._ticking.enter_due()
+        if not self._scheduler.live:
+            return
         now = engine.clock.monotonic()
         if now < self._due:
             return

@@ -58,6 +58,7 @@ def saved_state(engine: Engine, lsn: int) -> dict[str, Any]:
             name: [[to_json(key), s.last, s.digests, s.mark] for key, s in border.sequences.items()]
             for name, border in engine.borders.items()
         },
+        "timers": engine.runtime.timers.save(),
         "finished": [name for name, border in engine.borders.items() if border.finished],
         "marks": [
             [program.name, to_json(key), marks]
@@ -189,6 +190,8 @@ def restore(engine: Engine, meta: Mapping[str, Any]) -> None:
             sequence.digests = {int(batch_id): digest for batch_id, digest in digests.items()}
     for name in meta.get("finished", ()):
         engine.borders[name].finished = True
+    if "timers" in meta:  # none: saved by a release that did not have them
+        engine.runtime.timers.restore(meta["timers"])
     for procedure, key, marks in meta.get("marks", ()):
         engine.runtime.programs[procedure].marks[from_json(key)] = marks
     _restore_windows(engine, meta["windows"])

@@ -70,6 +70,8 @@ def close_engine(engine: Engine) -> None:
 
 
 def _close_now(engine: Engine) -> None:
+    if engine.ticker is not None:
+        engine.ticker.close()
     close_ingestions(engine)
     engine.teller.drain()
     with engine.turn, engine.lock:
@@ -92,6 +94,8 @@ def _close_now(engine: Engine) -> None:
 
 def abandon(engine: Engine) -> None:
     """Release everything as a crash would: no merge, nothing finished."""
+    if engine.ticker is not None:
+        engine.ticker.close()
     close_ingestions(engine)
     engine.closed = True
     engine.executor.close()

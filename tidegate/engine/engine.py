@@ -36,6 +36,7 @@ from tidegate.engine.queries import Queries
 from tidegate.engine.questions import Question, answer_rows, questions, reask
 from tidegate.engine.result import Result
 from tidegate.engine.system_views import Merge
+from tidegate.engine.ticking import Ticker
 from tidegate.errors import AccessError, EngineClosed, LogFailed, unknown
 from tidegate.forking import own
 from tidegate.mutex import Rank, reentrant
@@ -125,6 +126,7 @@ class Engine:
         self.teller = Teller(self.wait)
         self.closed = False
         self.untune: Callable[[], None] = lambda: None
+        self.ticker: Ticker | None = None
         self.directory = None if path is None else Directory(Path(path).expanduser())
         try:
             self._open(progress, [drop] if isinstance(drop, str) else list(drop))
@@ -168,6 +170,7 @@ class Engine:
             self.untune = tuning.tune()
         if survey is not None:
             keep_upgrade(self, survey, meta)
+        self.acceptance.begun = True
         self.executor.wake()
 
     def _open_database(self, path: Path | None) -> Database:
@@ -347,9 +350,10 @@ class Engine:
         return count
 
     def tick(self) -> None:
-        """Push the default for every awaited batch whose deadline has passed, and what has waited long enough in a batcher.
+        """Let time pass: let in the timers and schedules that are due, the default for every awaited batch whose deadline has
+        passed, and what has waited long enough in a batcher.
 
-        New work and waiting threads do this automatically.
+        New work and waiting threads do this automatically, and so does an engine after :meth:`start`.
         """
         try:
             with self.turn:
@@ -360,6 +364,7 @@ class Engine:
             raise
         for batcher in tuple(self.batchers):
             batcher.tick()
+        self.merger.look()
 
     def resume(self, dataflow: str | None = None, *, key: Any = UNSET) -> None:
         """Continue a halted dataflow (or all), starting with the batch it stopped in front of. ``key``: for this key only."""
@@ -431,11 +436,14 @@ class Engine:
         return start_delivery(self, stream, sink, name, **options)
 
     def start(self) -> Started:
-        """Start the sources and deliveries that the app declares, in the background; returns them.
+        """Start the sources and deliveries that the app declares, in the background; returns them. From then on time passes
+        by itself, as with :meth:`tick` called again and again.
 
-        ``tidegate serve`` does this. Those that are running already are left alone.
+        ``tidegate serve`` does this. What is running already is left alone.
         """
         self.check_open()
+        if self.ticker is None and self.config.executor == "serial":
+            self.ticker = Ticker(self)
         return start_declared(self)
 
     def check_emitted(self, stream: str) -> None:

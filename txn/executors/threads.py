@@ -32,10 +32,12 @@ class ThreadExecutor(Executor):
         lock: threading.RLock,
         workers: int,
         tick: Callable[[], None],
+        pause_s: Callable[[], float | None],
     ) -> None:
         super().__init__(runtime, scheduler, journal, clock, lock)
         self._work = threading.Condition(self.lock)
         self._tick = tick
+        self._pause_s = pause_s
         self._stopping = False
         self._running = 0
         self._threads = [
@@ -54,7 +56,7 @@ class ThreadExecutor(Executor):
                 while (execution := self.scheduler.next()) is None:
                     if self._stopping:
                         return
-                    self._work.wait(0.05 if self._any_deadline() else None)
+                    self._work.wait(self._pause_s())
                     if not self._stopping:
                         self._tick()
                 self._running += 1
@@ -79,9 +81,6 @@ class ThreadExecutor(Executor):
     def wake(self) -> None:
         with self.lock:
             self._work.notify_all()
-
-    def _any_deadline(self) -> bool:
-        return self.scheduler.any_suspended
 
     def step(self) -> bool:
         return False

@@ -90,6 +90,7 @@ class Fed(Record, frozen=True, array_like=True, tag=9):
     source: str | None = None
     offset: Any = None
     together: bool = False
+    timers: list[str] | None = None  # those that the rows come from; empty: a schedule
 
 
 class RawFed(Fed, frozen=True, array_like=True, tag=9):
@@ -126,6 +127,7 @@ class Executed(Record, frozen=True, array_like=True, tag=4):
     parked: list[int] | None = None
     trace: str = ""
     attempts: int = 0
+    timers: list[Any] | None = None  # set and cancelled (mode effects), see tidegate.txn.timers
 
 
 class Resumed(Record, frozen=True, array_like=True, tag=5):
@@ -182,6 +184,7 @@ class Asked(Record, frozen=True, array_like=True, tag=12):
     emitted: dict[str, list[Any]] | None = None
     random: Any = None
     attempts: int = 0
+    timers: list[Any] | None = None
 
 
 class Reasked(Record, frozen=True, array_like=True, tag=13):
