@@ -336,9 +336,9 @@ class App:
         ``procedure_deadline_s``.
         ``prefetch``: ``{table: column}``: the input column with keys of that table, which are fetched ahead in bulk.
         ``timers``: border streams that it sets timers for, with ``txn.after``.
-        ``every``, ``cron``: the clock starts it, as if a batch with the time came in (``function(txn, ticks)``, column ``due``), on
-        the border stream ``<name>_ticks``. ``missed``: after times at which nothing could run, ``"skip"`` starts it once
-        (the default), ``"catch_up"`` once for each.
+        ``every``, ``cron``: the clock starts it, with the time as a batch on the border stream ``<name>_ticks``, which it gets as
+        its input (column ``due``). ``missed``: after times at which nothing could run, ``"skip"`` starts it once (the default),
+        ``"catch_up"`` once for each.
         ``renamed_from``: the name it had before; a directory that knows that one hands over its windows and its work.
         """
         if bare:

@@ -117,13 +117,14 @@ def declared_schedule(procedure: str, every: Any, cron: Any, missed: Any) -> Sch
     if every is None and cron is None:
         if missed is not None:
             raise DeclarationError(
-                f"procedure {procedure}: missed={missed!r} is for a schedule; add every='1m' or cron='0 3 * * *', or leave it out",
+                f"procedure {procedure}: missed={missed!r} belongs to a schedule; add every='1m' or cron='0 3 * * *'",
                 procedure=procedure,
             )
         return None
     if every is not None and cron is not None:
         raise DeclarationError(
-            f"procedure {procedure} has both every={every!r} and cron={cron!r}; a schedule is one of them", procedure=procedure
+            f"procedure {procedure} has both every={every!r} and cron={cron!r}; a schedule is one of them",
+            procedure=procedure,
         )
     if missed not in (None, "catch_up", "skip"):
         raise DeclarationError(
@@ -138,7 +139,8 @@ def declared_schedule(procedure: str, every: Any, cron: Any, missed: Any) -> Sch
 def _every(procedure: str, every: Any) -> Every:
     if not isinstance(every, (str, dt.timedelta)):
         raise DeclarationError(
-            f"procedure {procedure}: every is a length of time such as '1m' or a timedelta, got {every!r}", procedure=procedure
+            f"procedure {procedure}: every is a length of time such as '1m' or a timedelta, got {every!r}",
+            procedure=procedure,
         )
     us = microseconds(every)
     if us < SHORTEST_US:
@@ -150,7 +152,13 @@ def _every(procedure: str, every: Any) -> Every:
 
 MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 WEEKDAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
-SHORT = {"@hourly": "0 * * * *", "@daily": "0 0 * * *", "@weekly": "0 0 * * 0", "@monthly": "0 0 1 * *", "@yearly": "0 0 1 1 *"}
+SHORT = {
+    "@hourly": "0 * * * *",
+    "@daily": "0 0 * * *",
+    "@weekly": "0 0 * * 0",
+    "@monthly": "0 0 1 * *",
+    "@yearly": "0 0 1 1 *",
+}
 
 
 def _cron(procedure: str, text: Any) -> Cron:
@@ -159,9 +167,9 @@ def _cron(procedure: str, text: Any) -> Cron:
         found.after(0)
     except (ValueError, AssertionError) as error:
         raise DeclarationError(
-            f"procedure {procedure}: cron={text!r}: {error}. It has five fields, minute, hour, day of the month, month and day of "
-            f"the week, in UTC: '0 3 * * *' is every night at three, '*/15 8-17 * * mon-fri' every quarter of an hour of office "
-            f"hours",
+            f"procedure {procedure}: cron={text!r}: {error}. It has five fields, minute, hour, day of the month, month and "
+            f"day of the week, in UTC: '0 3 * * *' is every night at three, '*/15 8-17 * * mon-fri' every quarter of an hour of "
+            f"office hours",
             procedure=procedure,
         ) from None
     return found
@@ -189,12 +197,13 @@ def _field(what: str, text: str, low: int, high: int, names: tuple[str, ...] = (
     for part in text.lower().split(","):
         span, slash, step_text = part.partition("/")
         begin, dash, end = span.partition("-")
+        last = 6 if names is WEEKDAYS else high  # Sunday is 0 and 7
         step = _number(what, step_text, 1, high, (), 0) if slash else 1
         if span == "*":
-            start, stop = low, high
+            start, stop = low, last
         else:
             start = _number(what, begin, low, high, names, first)
-            stop = _number(what, end, low, high, names, first) if dash else high if slash else start
+            stop = _number(what, end, low, high, names, first) if dash else last if slash else start
         if stop < start:
             raise ValueError(f"{part!r} as {what} ends before it begins")
         found.update(range(start, stop + 1, step))

@@ -23,8 +23,8 @@ def declare_ticks(
         return ()
     if inputs:
         raise DeclarationError(
-            f"procedure {procedure} has both inputs and a schedule; the clock is its input ({schedule}). Let a procedure of its own "
-            f"be started by the clock, and either emit to this one or share a table with it",
+            f"procedure {procedure} has both inputs and a schedule; the clock is its input ({schedule}). Let a procedure of its "
+            f"own be started by the clock, and either emit to this one or share a table with it",
             procedure=procedure,
         )
     name = f"{procedure}_ticks"
@@ -58,14 +58,18 @@ def check_timers(app: App, procedure: Procedure) -> None:
 def check_timed(graph: Graph) -> None:
     """What the clock brings in is numbered by the engine, so no other stream can have a batch of the same id."""
     app = graph.app
-    timed = {name: f"procedure {one.name} sets timers for {name}" for one in app.procedures.values() for name in one.timers}
-    timed |= {name: f"{name} has the times of a schedule" for name, one in app.streams.items() if one.schedule is not None}
+    timed = {
+        name: f"procedure {one.name} sets timers for {name}" for one in app.procedures.values() for name in one.timers
+    }
+    timed |= {
+        name: f"{name} has the times of a schedule" for name, one in app.streams.items() if one.schedule is not None
+    }
     for name, told in timed.items():
         for unit in graph.caused_by.get(name, ()):
             if unit.numbered_by is None and unit.ancestors != {name}:
                 others = ", ".join(sorted({*unit.ancestors} - {name}))
                 raise DeclarationError(
-                    f"{told}, but {unit.name} needs a batch of the same id on {others}, and what the clock brings in has an id of "
-                    f"its own; read both with inputs=either(…), or keep what is needed in a table",
+                    f"{told}, but {unit.name} needs a batch of the same id on {others}, and what the clock brings in has an "
+                    f"id of its own; read both with inputs=either(…), or keep what is needed in a table",
                     stream=name,
                 )

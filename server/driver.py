@@ -31,7 +31,7 @@ T = TypeVar("T")
 Job = tuple[Callable[[], Any], "asyncio.Future[Any]"]
 
 FEEDS = 4  # bulk requests that run at the same time; others wait
-TICK_S = 0.1  # how often deadlines of questions are checked when idle
+TICK_S = 0.1  # how often time passes when idle, if nothing is due sooner
 
 
 @dataclass(frozen=True)
@@ -213,10 +213,11 @@ class Driver:
         return True
 
     def _run(self) -> None:
-        tick = self.engine.config.executor != "threads"  # workers check deadlines themselves
+        engine = self.engine
+        threads = engine.config.executor == "threads"  # its workers let time pass themselves
         while True:
             try:
-                found = self._jobs.get(timeout=TICK_S if tick else None)
+                found = self._jobs.get(timeout=None if threads else engine.acceptance.pause_s(TICK_S))
             except Empty:
                 self._tick()
                 continue
@@ -234,7 +235,7 @@ class Driver:
 
     def _tick(self) -> None:
         try:
-            if self.engine.scheduler.live:
+            if self.engine.acceptance.idle_s() is not None:
                 self.engine.tick()
         except Exception:  # a failed log or a full disk: the next request reports it
             log.debug("checking deadlines failed", exc_info=True)

@@ -230,6 +230,13 @@ class UnitProgram:
         )
 
 
+def timers_of(app: App) -> Timers:
+    """No timers yet, for the border streams of this app and their schedules."""
+    borders = [stream for stream in app.streams.values() if stream.border]
+    schedules = {stream.name: stream.schedule for stream in borders if stream.schedule is not None}
+    return Timers(schedules, {stream.name: stream.relation for stream in borders})
+
+
 def bind_access(access: TableAccess, database: Database) -> Reader:
     table = database.tables[access.table]
     if access.committed:

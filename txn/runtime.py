@@ -32,10 +32,9 @@ from tidegate.txn.log.record import to_us
 from tidegate.txn.outcome import COMMITTED, PAUSED, Advanced, Outcome, Waits
 from tidegate.txn.passing import pass_on, slide_in_time, without_rows
 from tidegate.txn.positions import Position, describe
-from tidegate.txn.program import Program, UnitProgram
+from tidegate.txn.program import Program, UnitProgram, timers_of
 from tidegate.txn.runaways import Stop
 from tidegate.txn.shown import check_answers
-from tidegate.txn.timers import PLACE, Changes, Timers
 from tidegate.txn.transaction import Transaction
 from tidegate.txn.watchdog import Expired
 from tidegate.txn.watched import WatchedTransaction
@@ -61,9 +60,7 @@ class Runtime:
         self.database = database
         self.halfway = database.halfway
         self.programs = {p.name: Program(app, graph, p, database, evaluation) for p in app.procedures.values()}
-        borders = [stream for stream in app.streams.values() if stream.border]
-        schedules = {stream.name: stream.schedule for stream in borders if stream.schedule is not None}
-        self.timers = Timers(schedules, {stream.name: stream.relation for stream in borders})
+        self.timers = timers_of(app)
         units: Iterable[Unit] = [*graph.units, *graph.oltp.values()]
         self.units = {unit.name: UnitProgram(unit, self.programs, self.timers) for unit in units}
         self.running: dict[int, Any] = {}  # thread -> the transaction whose procedure it runs, or its Stop
@@ -266,15 +263,11 @@ class Runtime:
         self._slide(txn, program, batches)
         return True
 
-    def put_effects(
-        self, txn: Transaction, writes: WriteSet, emitted: Mapping[str, Given], timed: Changes | None = None
-    ) -> None:
+    def put_effects(self, txn: Transaction, writes: WriteSet, emitted: Mapping[str, Given]) -> None:
         """Put the transaction in the state after its procedures had these effects: windows slide, no user code is
         called.
         """
         txn.writes = writes
-        if timed is not None:
-            txn.slides[PLACE] = timed  # type: ignore[assignment]
         for program in txn.unit.members:
             if self._take_in(txn, program):
                 for stream in program.outputs:

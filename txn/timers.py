@@ -29,6 +29,7 @@ from tidegate.txn.positions import Position, describe
 if TYPE_CHECKING:
     from tidegate.txn.transaction import Transaction
 
+TIMER_STREAM = 3  # where the stream is in a timer as it is saved
 PLACE = ("", "timers")  # among the slides of a transaction
 FARTHEST_US = to_us(dt.datetime(9999, 12, 31))
 
@@ -56,8 +57,8 @@ Change = Timer | str  # a timer that is set, or the id of one that is cancelled
 class Timers:
     """All pending timers of an engine, and how far its schedules have come.
 
-    ``relations``: of the border streams. ``next_us``: nothing is due before, though perhaps nothing then, either. ``reached``: the last time of each schedule that
-    has entered, by stream; at first the time at which it began.
+    ``relations``: of the border streams. ``next_us``: nothing is due before, though perhaps nothing then, either.
+    ``reached``: the last time of each schedule that has entered, by stream; at first the time at which it began.
     """
 
     def __init__(self, schedules: Mapping[str, Schedule], relations: Mapping[str, Relation]) -> None:
@@ -78,7 +79,9 @@ class Timers:
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Become what was saved; what it has of schedules that are not declared any more is left out."""
         for position, number, due_us, stream, procedure, row in saved["pending"]:
-            self.add(make_timer(due_us, position, number, stream, procedure, widened(self.relations[stream], from_json(row))))
+            self.add(
+                make_timer(due_us, position, number, stream, procedure, widened(self.relations[stream], from_json(row)))
+            )
         self.reached.update({stream: us for stream, us in saved["reached"].items() if stream in self.schedules})
 
     def apply(self, changes: Iterable[Change]) -> None:
@@ -117,6 +120,10 @@ class Timers:
             heapq.heappop(heap)
         return heap[0][3] if heap else None
 
+    def in_order(self) -> list[Timer]:
+        """All pending timers, in the order in which they are due."""
+        return sorted(self.pending.values(), key=_placed)
+
     def take(self, until_us: float, most: int) -> list[Timer]:
         """The first timers due up to this time that go to the same stream. They stay pending until they have entered."""
         found: list[Timer] = []
@@ -146,7 +153,7 @@ def _placed(timer: Timer) -> tuple[int, Position, int, Timer]:
     return timer.due_us, timer.position, timer.number, timer
 
 
-class Changes:
+class TimerChanges:
     """What a transaction has done to timers. It is not changed: each call makes a new one, which shares the list.
 
     So a transaction can go back to what it had done when it asked a question.
@@ -164,10 +171,10 @@ class Changes:
     def __iter__(self) -> Iterator[Change]:
         return iter(self._all[: self._count])
 
-    def plus(self, change: Change) -> Changes:
+    def plus(self, change: Change) -> TimerChanges:
         made = self._all if len(self._all) == self._count else self._all[: self._count]
         made.append(change)
-        return Changes(self._timers, made, self._count + 1, self._number + (type(change) is Timer))
+        return TimerChanges(self._timers, made, self._count + 1, self._number + (type(change) is Timer))
 
     @property
     def following(self) -> int:
@@ -178,10 +185,10 @@ class Changes:
         self._timers.apply(self)
 
 
-def changes_of(txn: Transaction) -> Changes:
+def changes_of(txn: Transaction) -> TimerChanges:
     """What it has done to timers so far."""
     found: Any = txn.slides.get(PLACE)
-    return Changes(txn.runtime.timers, [], 0, 1) if found is None else found
+    return TimerChanges(txn.runtime.timers, [], 0, 1) if found is None else found
 
 
 def set_timer(txn: Transaction, delay: Any, stream: str, row: Any, values: Mapping[str, Any]) -> str:
@@ -256,9 +263,9 @@ def saved_changes(changes: Iterable[Change]) -> list[Any] | None:
     ] or None
 
 
-def restored_changes(timers: Timers, position: Position, saved: Iterable[Any]) -> Changes:
+def restored_changes(timers: Timers, position: Position, saved: Iterable[Any]) -> TimerChanges:
     """What the transaction at this position had done, from a record of it."""
-    changes = Changes(timers, [], 0, 1)
+    changes = TimerChanges(timers, [], 0, 1)
     for one in saved:
         if isinstance(one, str):
             changes = changes.plus(one)

@@ -22,6 +22,7 @@ LISTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("low-water marks", "low_water_marks", ("item", "position", "held_by")),
     ("unfinished", "executions", ("position", "unit", "key", "state", "reason", "running_s")),
     ("windows", "windows", ("procedure", "name", "key", "kind", "held", "bytes", "fired", "late")),
+    ("timers and schedules", "next_timers", ("timer", "stream", "due", "procedure", "schedule")),
     ("set aside: DuckDB refused them", "set_aside", ("table_name", "key", "column_name", "cause", "since")),
     ("merges", "recent_merges", ("number", "rows", "seconds", "at_time")),
     ("aborts", "recent_aborts", ("position", "procedure", "batch_id", "reason")),

@@ -170,7 +170,7 @@ class DurableLog:
             }
             emitted = {stream: list(batch.rows) for stream, batch in txn.emitted.items()}
             timers = saved_changes(changes_of(txn))
-            facts = {"writes": writes, "emitted": emitted, "timers": timers}
+            facts: dict[str, Any] = {"writes": writes, "emitted": emitted, "timers": timers}
             self.writer.append(Executed(txn.position, "committed", txn.procedure, **facts))
 
     def ended(self, txn: Transaction, outcome: str, reason: str, parked: Iterable[int] = (), trace: str = "") -> None:

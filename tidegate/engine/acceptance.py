@@ -364,6 +364,13 @@ class Acceptance:
         """How long nothing can happen by the clock alone, at most so long."""
         return self._ticking.pause_s(most_s) if self._ticking.waits else most_s
 
+    @property
+    def needs_time(self) -> bool:
+        """Does the app declare anything that the clock brings in?"""
+        app = self._engine.app
+        timed = any(procedure.timers for procedure in app.procedures.values())
+        return bool(timed or self.awaited or self._timers.schedules)
+
     def idle_s(self) -> float | None:
         """How long a worker without work may sleep before it lets time pass; None: nothing comes by the clock alone."""
         waits = self._ticking.waits or self._scheduler.any_suspended

@@ -442,7 +442,7 @@ class Engine:
         ``tidegate serve`` does this. What is running already is left alone.
         """
         self.check_open()
-        if self.ticker is None and self.config.executor == "serial":
+        if self.ticker is None and self.config.executor == "serial" and self.acceptance.needs_time:
             self.ticker = Ticker(self)
         return start_declared(self)
 

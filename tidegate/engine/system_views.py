@@ -224,6 +224,24 @@ def _aborts(engine: Engine) -> Iterable[tuple[Any, ...]]:
         yield a.position, a.procedure, a.batch_id, a.key, a.reason, a.at, rows.text, rows.count, rows.truncated
 
 
+def _timers(engine: Engine) -> Iterable[tuple[Any, ...]]:
+    """Everything that the clock will bring in, what is due first in front."""
+    timers = engine.runtime.timers
+    for stream, schedule in timers.schedules.items():
+        reached = timers.reached.get(stream)
+        due = None if reached is None else from_us(schedule.times.after(reached))
+        yield None, stream, due, stream.removesuffix("_ticks"), str(schedule), None
+    for timer in timers.in_order():
+        yield (
+            timer.id,
+            timer.stream,
+            from_us(timer.due_us),
+            timer.procedure,
+            None,
+            json.dumps(to_json(tuple(timer.row))),
+        )
+
+
 VIEWS = {
     view.relation.name: view
     for view in (
@@ -316,6 +334,11 @@ VIEWS = {
             "name VARCHAR, stream VARCHAR, waiting BIGINT, sink VARCHAR, state VARCHAR, delivered BIGINT, refused BIGINT, "
             "error VARCHAR",
             _deliveries,
+        ),
+        SystemView(
+            "timers",
+            "timer VARCHAR, stream VARCHAR, due TIMESTAMP, procedure VARCHAR, schedule VARCHAR, row_values VARCHAR",
+            _timers,
         ),
         SystemView(
             "tables",

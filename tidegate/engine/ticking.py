@@ -75,12 +75,18 @@ class Ticking:
             return self._enter(stream, [(from_us(us),)], [], ticket)
         if first is None or first.due_us > now_us or self._engine.acceptance.is_full(first.stream):
             return False
-        taken = timers.take(coming[0][0] if coming else now_us, MOST)
+        taken = timers.take(coming[0][0] if coming else now_us, self._room())
         try:
             return self._enter(first.stream, [timer.row for timer in taken], [timer.id for timer in taken], ticket)
         except BaseException:
             timers.put_back(taken)
             raise
+
+    def _room(self) -> int:
+        """How many timers may enter together: each may cause work that waits."""
+        scheduler = self._engine.scheduler
+        left = self._engine.config.capacity - len(scheduler.live) - len(scheduler.parked)
+        return max(1, min(left, MOST))
 
     def _enter(self, stream: str, rows: list[Any], ids: list[str], ticket: Ticket) -> bool:
         engine = self._engine

@@ -56,6 +56,7 @@ class Verification:
     windows: int = 0
     emitted: dict[str, int] = field(default_factory=dict)  # batches emitted again and compared, for each stream
     changelogs: dict[str, int] = field(default_factory=dict)  # batches of changes compared, for each durable follower
+    timers: int = 0  # pending ones compared
     waiting: int = 0  # batches that wait for a subscriber, compared row by row
     replayed: dict[str, int] = field(default_factory=dict)
     since: str = "the beginning"
@@ -154,6 +155,8 @@ def _compared(left: Engine, right: Engine) -> Verification:
         _compare(f"table {table}", rows, two.tables[table], found.differences)
     found.windows = len(one.windows)
     _compare("window", one.windows, two.windows, found.differences)
+    found.timers = len(one.timers)
+    _compare("timer", one.timers, two.timers, found.differences)
     _compare_emitted(left.runtime.emitted, right.runtime.emitted, found)
     _compare_changelogs(left.outbox, right.outbox, found)
     outputs = [_waiting(engine) for engine in (left, right)]

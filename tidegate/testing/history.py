@@ -59,6 +59,7 @@ class History:
         self.requeued: set[str] = set()  # positions of dead letters
         self.answered: dict[tuple[str, Any, int | None], tuple[Shown, ...]] = {}
         self.answered_at: dict[Position, tuple[Shown, ...]] = {}  # the same, where only the position is known
+        self.entered: set[str] = set()  # timers
         self.skipped: dict[tuple[str, Any, int | None], ProcedureFailed] = {}
         self.emitted: dict[Lane, list[tuple[int, list[Any]]]] = {}
         self.steps: list[str] = []
@@ -67,6 +68,14 @@ class History:
         """Record from now on. A reopened engine is attached again, to the same history."""
         executor, scheduler = engine.executor, engine.scheduler
         place, resume, requeued = executor.place, scheduler.resume, engine.journal.requeued
+
+        entered = engine.runtime.timers.entered
+
+        def recorded_timers(stream: str, ids: Any, rows: Any, time_us: int) -> None:
+            self.entered.update(ids)
+            entered(stream, ids, rows, time_us)
+
+        engine.runtime.timers.entered = recorded_timers  # type: ignore[method-assign]
 
         def recorded_requeue(letter: str) -> None:
             self.requeued.add(letter)
@@ -123,6 +132,7 @@ class Outcome:
     windows: dict[tuple[str, str, Any], Any] = field(default_factory=dict)
     marks: dict[tuple[str, Any], dict[str, int]] = field(default_factory=dict)  # watermarks heard and passed on
     streams: dict[Lane, list[tuple[int, list[Any]]]] = field(default_factory=dict)
+    timers: dict[str, Any] = field(default_factory=dict)  # pending
     aborts: list[Any] = field(default_factory=list)
     dead_letters: list[Any] = field(default_factory=list)
     calls: dict[int, Any] = field(default_factory=dict)
@@ -141,6 +151,11 @@ def outcome_of(runtime: Runtime, journal: Journal, history: History) -> Outcome:
                 if state.fired or state.late or state.held():
                     told = state.fired, state.late, state.watermark, state.contents()
                     outcome.windows[program.name, name, key] = told
+    outcome.timers = {
+        timer.id: (timer.due_us, timer.stream, timer.procedure, tuple(timer.row))
+        for timer in runtime.timers.in_order()
+        if timer.id not in history.entered
+    }
     outcome.aborts = sorted((a.position, a.procedure, a.batch_id, a.key, a.reason, a.at) for a in journal.aborts)
     outcome.dead_letters = sorted(
         (d.position, d.procedure, str(d.stream), d.batch_id, d.key, d.rows, d.error) for d in journal.dead_letters
@@ -170,7 +185,7 @@ def differences(expected: Outcome, found: Outcome, limit: int = 12) -> list[str]
         told += [f"{what}: {item} should not be there" for item in got if item not in wanted]
         if not told and wanted != got:
             told.append(f"{what}: some are there twice: {got}")
-    for what in ("calls", "streams", "windows", "marks"):
+    for what in ("calls", "streams", "windows", "marks", "timers"):
         told += _unequal(what, getattr(expected, what), getattr(found, what))
     for table in expected.tables:
         told += _unequal(f"table {table}", expected.tables[table], found.tables[table])

@@ -75,6 +75,7 @@ class Reference:
         self.journal = Journal()
         self.history = history
         self.record = History()
+        self.record.entered = history.entered
         self.record.listen(app, self.runtime)
         self.calls: dict[int, Any] = {}
         self._batches: dict[tuple[str, Any, int], Batch] = {

@@ -37,7 +37,7 @@ from tidegate.txn.runtime import Runtime
 from tidegate.txn.scheduler import Scheduler
 from tidegate.txn.shown import read_record
 from tidegate.txn.ticket import Ticket
-from tidegate.txn.timers import restored_changes
+from tidegate.txn.timers import PLACE, restored_changes
 from tidegate.txn.transaction import Transaction
 
 SCHEDULED = ("halted", "failed")  # outcomes that need the scheduler
@@ -363,8 +363,9 @@ class ReplayExecutor(SerialExecutor):
             key_of = self.runtime.database.tables[table].schema.key_of
             writes[table] = {key_of(row): row for row in rows} | {from_json(key): None for key in deleted}
         emitted = {stream: self._codecs[stream].unpack(rows) for stream, rows in record.emitted.items()}
-        timed = restored_changes(self.runtime.timers, txn.position, record.timers or ())
-        self.runtime.put_effects(txn, writes, emitted, timed)
+        timed: Any = restored_changes(self.runtime.timers, txn.position, record.timers or ())
+        txn.slides[PLACE] = timed
+        self.runtime.put_effects(txn, writes, emitted)
 
 
 def _named(record: Executed | Asked) -> list[int]:

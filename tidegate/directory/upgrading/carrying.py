@@ -46,6 +46,7 @@ class Carrying:
                 for name, sequences in meta["borders"].items()
                 if name in streams and ("stream", name) not in self._plan.forgotten
             },
+            "timers": self._timers(meta.get("timers", {"pending": (), "reached": {}})),
             "finished": [
                 streams[name]
                 for name in meta.get("finished", ())
@@ -117,6 +118,18 @@ class Carrying:
         state = base64.b64decode(saved)
         return base64.b64encode(widened(state, added[0]) if len(added) == 1 else widened_join(state, added)).decode()
 
+    def _timers(self, saved: Mapping[str, Any]) -> dict[str, Any]:
+        """Timers go to their stream as it is called now; those of a stream that was dropped are gone."""
+        streams = self._plan.streams
+        return {
+            "pending": [
+                [*of, streams[stream], procedure, *self._rows(streams[stream], [row])]
+                for *of, stream, procedure, row in saved["pending"]
+                if stream in streams
+            ],
+            "reached": {streams[name]: us for name, us in saved["reached"].items() if name in streams},
+        }
+
     def _marks(self, marks: Iterable[Any]) -> Iterable[list[Any]]:
         """Watermarks that procedures have heard; one with another name hears its next ones."""
         for procedure, key, heard in marks:
@@ -168,7 +181,13 @@ class Carrying:
             for table, (rows, deleted) in record.writes.items()
         }
         emitted = {stream: self._rows(stream, rows) for stream, rows in record.emitted.items()}
-        return msgspec.to_builtins(msgspec.structs.replace(record, writes=writes, emitted=emitted))
+        timers = record.timers and [one if isinstance(one, str) else self._timer(*one) for one in record.timers]
+        return msgspec.to_builtins(msgspec.structs.replace(record, writes=writes, emitted=emitted, timers=timers))
+
+    def _timer(self, due_us: int, stream: str, procedure: str, row: Any) -> list[Any]:
+        """A timer that a transaction has set which waits for its answer."""
+        new = self._plan.streams[stream]
+        return [due_us, new, procedure, *self._rows(new, [row])]
 
     def _inputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         return {self._plan.streams.get(stream, stream): self._batch(batch) for stream, batch in inputs.items()}

@@ -14,6 +14,7 @@ from tidegate.directory.upgrading.declared import stream_facts
 from tidegate.directory.upgrading.questions import under_new_names
 from tidegate.txn.log.record import Asked
 from tidegate.txn.shown import misfit
+from tidegate.txn.timers import TIMER_STREAM
 
 FINISH = "Open the directory with the old code, let it finish, close it"
 
@@ -33,6 +34,11 @@ def plan_streams(plan: Plan, graph: Graph, meta: Mapping[str, Any], drops: Drops
             plan.add("stream", new, f"it was called {name}", Verdict.CARRIED)
         now = stream_facts(app.streams[new], graph)
         _batch_ids(plan, name, facts, now, held, drops)
+        if held.timers(name) and not now["border"]:
+            what = f"it is fed by a procedure from now on, and {held.timers(name):,} timers would enter there"
+            plan.refuse(
+                "stream", new, what, f"{FINISH}, or let it cancel them; or declare the stream under another name"
+            )
         if facts["columns"] != now["columns"]:
             _columns(plan, app, name, new, facts["columns"], held)
         if not same_keys(facts, now):
@@ -81,8 +87,12 @@ class _Held:
         return {name: len(waiting) for name, followed, waiting, *_ in self._meta["subscriptions"] if followed == stream}
 
     def batches(self, stream: str) -> int:
-        """How many of its batches wait for something."""
-        return self._waiting.get(stream, 0) + sum(self.subscriptions(stream).values())
+        """How many of its batches wait for something: timers for their time."""
+        return self._waiting.get(stream, 0) + sum(self.subscriptions(stream).values()) + self.timers(stream)
+
+    def timers(self, stream: str) -> int:
+        """How many timers are to enter it."""
+        return sum(timer[TIMER_STREAM] == stream for timer in self._meta.get("timers", {}).get("pending", ()))
 
     def in_windows(self, stream: str) -> int:
         """How many windows hold rows of it."""
@@ -105,8 +115,11 @@ def _waiting_batches(unfinished: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _vanished(plan: Plan, name: str, held: _Held, drops: Drops) -> None:
-    ids, followers = held.ids(name), held.subscriptions(name)
-    if ids:
+    ids, followers, timers = held.ids(name), held.subscriptions(name), held.timers(name)
+    if timers:
+        what = f"the app no longer declares it; {timers:,} timers that are to enter it would never come"
+        drop_or_refuse(plan, drops, "stream", name, what, "Say renamed_from= where it is now")
+    elif ids:
         what = (
             f"the app no longer declares it; {ids:,} batch-ids that it has accepted would be forgotten, and a batch that is "
             f"sent again would count twice"
@@ -115,7 +128,7 @@ def _vanished(plan: Plan, name: str, held: _Held, drops: Drops) -> None:
     for follower, waiting in followers.items():
         what = f"it follows stream {name}, which the app no longer declares; {waiting:,} batches wait for it"
         drop_or_refuse(plan, drops, "subscription", follower, what, "Say renamed_from= where the stream is now")
-    if not ids and not followers:
+    if not (ids or followers or timers):
         plan.add("stream", name, "the app no longer declares it; nothing of it is stored", Verdict.DROPPED)
 
 
@@ -257,7 +270,15 @@ def _questions(plan: Plan, app: App, unit: Unit, execution: Mapping[str, Any]) -
     """Open questions continue from what they showed."""
     for question in execution["shown"]:
         record = under_new_names(plan, app, question)
+        timed = {one[1] for one in record.timers or () if not isinstance(one, str)}
+        for name in sorted(name for name in timed if not _is_border(app, plan.streams.get(name))):
+            what = f"it waits with batch {execution['batch_id']}, and has set timers for {name}, which is no border stream now"
+            plan.refuse("unit", unit.name, what, f"{FINISH}, then change it; if it was renamed, say renamed_from=")
         why = None if record.writes is None else misfit(record, unit)
         if why is not None:
             what = f"it waits with batch {execution['batch_id']} for an answer on {record.stream}, but {why}"
             plan.refuse("unit", unit.name, what, f"{FINISH}, then change it; if it was renamed, say renamed_from=")
+
+
+def _is_border(app: App, stream: str | None) -> bool:
+    return stream is not None and app.streams[stream].border
