@@ -428,17 +428,79 @@ def same(left: Any, right: Any) -> bool:
     return type(left) is type(right) and bool(left == right)
 
 
+def texts(connection: psycopg.Connection[Any], sql: str) -> list[list[bytes | None]]:
+    """What psql shows, but for numbers (zeros at their end) and intervals (a timedelta's days are stored as hours)."""
+    cursor = connection.execute(sql.encode())
+    assert cursor.pgresult is not None
+    assert cursor.description is not None
+    result = cursor.pgresult
+    kinds = [connection.adapters.types[column.type_code].name for column in cursor.description]
+    chosen = [
+        i for i, kind in enumerate(kinds) if kind not in ("numeric", "float4", "float8", "json", "jsonb", "interval")
+    ]
+    return [[result.get_value(row, i) for i in chosen] for row in range(result.ntuples)]
+
+
 def compare(endpoint: psycopg.Connection[Any], original: psycopg.Connection[Any], sql: str) -> None:
     wanted = answer(original, sql)
     for binary, prepare in ((False, False), (True, True)):
         found = answer(endpoint, sql, binary=binary, prepare=prepare)
         assert found[:2] == wanted[:2]
         assert same(found[2], wanted[2]), (found[2], wanted[2])
+    assert texts(endpoint, sql) == texts(original, sql)
 
 
 @pytest.mark.parametrize("expression", SAME)
 def test_an_expression_has_postgres_answer(endpoint: Any, original: Any, expression: str) -> None:
     compare(endpoint, original, f"SELECT {expression} FROM t ORDER BY id")
+
+
+WRITTEN = """
+ts
+h
+ts::timestamptz
+now()::date + time '10:00:00.250000'
+time '10:00'
+timestamp '2026-01-02 03:04:05.500000'
+interval '1 year 2 months'
+interval '1 month 1 day'
+interval '-1 month 3 days 36 hours 0.5 second'
+interval '-3 days 2 hours'
+interval '-2 hours 0.000001 second'
+interval '0'
+f
+1e-7::float8
+0.0001::float8
+0.00001::float8
+123456789012345::float8
+999999999999999::float8
+1e15::float8
+1e20::float8
+-1.5e-300::float8
+0::float8
+'NaN'::float8
+'-Infinity'::float8
+0.1::real
+1e6::real
+123456::real
+1e-5::real
+array['a', 'b c', NULL, '', 'null', 'x,y', 'q"q', 'back\\slash', '{}']
+array[timestamp '2026-01-01']
+array[date '2026-01-01', NULL]
+array[true, false]
+array[1, 2]
+array[0.5::float8, 1e20::float8]
+array[f, 2.0]
+""".strip().splitlines()
+
+
+@pytest.mark.parametrize("expression", WRITTEN)
+def test_text_is_written_as_postgres_writes_it(endpoint: Any, original: Any, expression: str) -> None:
+    told = []
+    for connection in (original, endpoint):
+        cursor = connection.execute(f"SELECT {expression} FROM t ORDER BY id".encode())
+        told.append([cursor.pgresult.get_value(row, 0) for row in range(cursor.pgresult.ntuples)])
+    assert told[1] == told[0]
 
 
 @pytest.mark.parametrize("sql", QUERIES)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import math
+import re
 import struct
 import uuid
 from collections.abc import Sequence
@@ -24,6 +26,8 @@ from tidegate.replica.wire.types import WireType, named
 EPOCH_DAYS = 10_957  # from 1970-01-01 to 2000-01-01, where PostgreSQL's calendar starts
 EPOCH_US = EPOCH_DAYS * 86_400_000_000
 _NUMBERS = {"int2": ">i2", "int4": ">i4", "int8": ">i8", "float4": ">f4", "float8": ">f8", "oid": ">u4"}
+_EXPONENT_FROM = {"float4": 1e6, "float8": 1e15}  # PostgreSQL writes larger ones with an exponent
+_BARE = re.compile(r'[^\s,{}"\\]+')  # an element of an array that needs no quotes
 _VECTORS = {"int2vector": "int2", "oidvector": "oid"}
 
 
@@ -75,17 +79,32 @@ def _text(column: pa.Array, kind: WireType) -> pa.Array | None:
         return pc.if_else(column, pa.scalar(b"t", pa.large_binary()), pa.scalar(b"f", pa.large_binary()))
     if pa.types.is_integer(given):
         return column.cast(pa.large_string()).cast(pa.large_binary())
-    if pa.types.is_floating(given) and pc.all(pc.is_finite(column), min_count=0).as_py() is not False:
-        return column.cast(pa.large_string()).cast(pa.large_binary())
+    if pa.types.is_floating(given):
+        return column.cast(pa.large_string()).cast(pa.large_binary()) if _all_plain(column, kind) else None
     if pa.types.is_decimal(given) and not (given.scale == SCALE and kind.modifier < 0):
         told = column.cast(pa.large_string())
         plain = pc.any(pc.match_substring(told, "E"), min_count=0).as_py() is not True  # Arrow writes 0.0000001 as 1E-7
         return told.cast(pa.large_binary()) if plain else None
     if kind.name == "timestamp" and pa.types.is_timestamp(given):
-        return column.cast(pa.timestamp("us")).cast(pa.large_string()).cast(pa.large_binary())
-    if kind.name in ("date", "time") and (pa.types.is_date(given) or pa.types.is_time(given)):
+        return _without_zeros(column.cast(pa.timestamp("us")))
+    if kind.name == "time" and pa.types.is_time64(given):
+        return _without_zeros(column.cast(pa.time64("us")))
+    if kind.name == "date" and pa.types.is_date(given):
         return column.cast(pa.large_string()).cast(pa.large_binary())
     return None
+
+
+def _all_plain(column: pa.Array, kind: WireType) -> bool:
+    """Whether neither PostgreSQL nor Arrow writes any of these floats with an exponent."""
+    size = pc.abs(column)
+    beyond = pc.or_(pc.less(size, 1e-4), pc.greater_equal(size, min(_EXPONENT_FROM[kind.name], 1e9)))
+    odd = pc.or_(pc.and_(beyond, pc.not_equal(size, 0.0)), pc.invert(pc.is_finite(size)))
+    return pc.any(odd, min_count=0).as_py() is not True
+
+
+def _without_zeros(times: pa.Array) -> pa.Array:
+    """Times as text: the fraction of a second without the zeros at its end."""
+    return pc.utf8_rtrim(pc.utf8_rtrim(times.cast(pa.large_string()), "0"), ".").cast(pa.large_binary())
 
 
 def _binary(column: pa.Array, kind: WireType) -> pa.Array | None:
@@ -133,15 +152,15 @@ def written(value: Any, kind: WireType) -> str:
     if isinstance(value, bool):
         return "t" if value else "f"
     if isinstance(value, float):
-        return {float("inf"): "Infinity", float("-inf"): "-Infinity"}.get(value) or (
-            "NaN" if value != value else repr(value)
-        )
+        return _float(value, kind.name)
     if isinstance(value, Decimal):
         return format(_quotient(value) if kind.modifier < 0 else value, "f")
     if isinstance(value, bytes):
         return "\\x" + value.hex()
     if isinstance(value, dt.datetime):
-        return value.isoformat(" ") if value.tzinfo is None else _zoned(value)
+        return _trimmed(value, " ") if value.tzinfo is None else _zoned(value)
+    if isinstance(value, dt.time):
+        return _trimmed(value)
     if kind.name == "interval":
         return _interval(*_interval_parts(value))
     if kind.name == "json" and not isinstance(value, str):
@@ -161,14 +180,29 @@ def _quotient(value: Decimal) -> Decimal:
 
 
 def _zoned(value: dt.datetime) -> str:
-    return value.astimezone(dt.UTC).replace(tzinfo=None).isoformat(" ") + "+00"
+    return _trimmed(value.astimezone(dt.UTC).replace(tzinfo=None), " ") + "+00"
+
+
+def _trimmed(value: dt.datetime | dt.time, *between: str) -> str:
+    text = value.isoformat(*between)
+    return text.rstrip("0") if value.microsecond else text
+
+
+def _float(value: float, name: str) -> str:
+    """The shortest digits that are this number, as PostgreSQL lays them out."""
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    exact = np.float32(value) if name == "float4" else np.float64(value)
+    if value == 0 or 1e-4 <= abs(float(exact)) < _EXPONENT_FROM.get(name, 1e15):
+        return np.format_float_positional(exact, trim="-")
+    return np.format_float_scientific(exact, trim="-", exp_digits=2)
 
 
 def _element(value: Any, kind: WireType) -> str:
     if value is None:
         return "NULL"
     text = written(value, kind)
-    if kind.name in _NUMBERS or kind.name in ("numeric", "bool"):
+    if _BARE.fullmatch(text) and text.upper() != "NULL":
         return text
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
@@ -181,11 +215,18 @@ def _interval_parts(value: Any) -> tuple[int, int, int]:
 
 
 def _interval(months: int, days: int, us: int) -> str:
-    parts = [f"{count} {unit}" for count, unit in ((months, "mons"), (days, "days")) if count]
+    """As in the style ``postgres``: after a negative part, a positive one has its sign."""
+    years = int(months / 12)
+    parts: list[str] = []
+    negative = False
+    for count, unit in ((years, "year"), (months - 12 * years, "mon"), (days, "day")):
+        if count:
+            parts.append(f"{'+' if negative and count > 0 else ''}{count} {unit}{'' if count == 1 else 's'}")
+            negative = count < 0
     if us or not parts:
         seconds, micro = divmod(abs(us), 1_000_000)
-        sign = "-" if us < 0 else ""
-        fraction = f".{micro:06d}" if micro else ""
+        sign = "-" if us < 0 else "+" if negative else ""
+        fraction = f".{micro:06d}".rstrip("0") if micro else ""
         parts.append(f"{sign}{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}{fraction}")
     return " ".join(parts)
 
