@@ -174,13 +174,18 @@ def border_relation(engine: Engine | Client, stream: str) -> Relation:
 def register(spark: SparkSession) -> None:
     """Make ``spark.read.format("tidegate")`` and the like known to this session.
 
+    SparkUnavailable if its Python workers can't import tidegate: a session of your own runs them with the first ``python3`` on
+    the PATH, unless PYSPARK_PYTHON named another one before it started.
+
     ``writeStream.start()`` looks data sources up in the session that is active in its thread. If another thread started
     the session, as ours does for windows, none is active: this thread then gets it.
     """
+    from tidegate.connectors.spark.looking import check_workers
     from tidegate.connectors.spark.source import TidegateSource
 
     spark.dataSource.register(TidegateSource)
     if hasattr(spark, "_jsparkSession"):  # not with Spark Connect
+        check_workers(spark)
         spark._jvm.SparkSession.setActiveSession(spark._jsparkSession)  # type: ignore[union-attr]
 
 

@@ -5,7 +5,7 @@ server: option ``url``, ``http://…`` or ``unix:…`` (see :func:`tidegate.conn
 if it asks for one.
 
 ======================  ============================  ========================================================================
-``spark.read``          ``table`` (or ``load(name)``)  one query, at one state; ``where`` and ``columns`` go into its SQL
+``spark.read``          ``table`` (or ``load(name)``)  at one state, in partitions; ``where`` and ``columns`` go into its SQL
 ``spark.readStream``    ``stream``, ``name``           a named, durable subscription; acknowledged when Spark has the batch
 ``df.write``            ``stream``, ``source``, ``id``  all rows are one atomic batch; the same ``id`` again changes nothing
 ``df.writeStream``      ``stream``, ``source``         every micro-batch is one atomic batch, by our own cursor: exactly once
@@ -14,7 +14,7 @@ if it asks for one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,10 +35,12 @@ from tidegate.client import Client
 from tidegate.connectors.spark.cursor import Patience, Step, make_step, next_step
 from tidegate.connectors.spark.stream import OutputReader
 from tidegate.connectors.spark.types import arrow_schema, as_arrow, check_fits, columns_of, spark_schema
-from tidegate.errors import TidegateError, unknown
+from tidegate.errors import QueryFailed, TidegateError, unknown
 from tidegate.storage.schema import Relation
 from tidegate.wire import read_relation
 
+SLICE = 400_000  # rows of one query; a server returns at most a million, and slices differ in size
+MOST = 10_000  # partitions
 READS, STREAMS = ("table", "path"), ("stream", "path")
 
 
@@ -65,6 +67,10 @@ def table_relation(client: Client, name: str) -> Relation:
     if name not in tables:
         raise unknown("spark.read", "table", name, tables)
     return read_relation(name, tables[name]["columns"])
+
+
+def primary_key(client: Client, name: str) -> list[str]:
+    return next(list(t["primary_key"]) for t in client.app()["tables"] if t["name"] == name)
 
 
 def stream_relation(client: Client, name: str, border: bool) -> Relation:
@@ -111,8 +117,25 @@ class TidegateSource(DataSource):
 # ---- tables
 
 
+@dataclass
+class Part(InputPartition):
+    """Of the rows, those whose hashed key leaves ``index`` when divided by ``of``, as they were at ``state`` (None: newest)."""
+
+    index: int
+    of: int
+    state: int | None
+
+    def __post_init__(self) -> None:
+        super().__init__(self.index)
+
+
 class TableReader(DataSourceReader):
-    """Reads a table by one query, so that all of it is of one state.
+    """Reads a table, all of it at one state.
+
+    A served engine says how many rows there are, and at which position. A table of more than ``SLICE`` rows is read in as many
+    partitions as that needs, or in ``option("partitions", n)``, each ``AS OF`` that position; the answers to one query stay
+    below a server's limit. A smaller one is one query, at the newest state. An engine in this process has no limit and keeps
+    no older states: one query.
 
     It takes no filters from Spark. Spark 4.3 plans a read once for each data frame and keeps it, with the filters of
     whichever scan came last, for all of them: after ``df.where("id = 1").count()``, ``df.count()`` is 1, and a union of
@@ -125,16 +148,71 @@ class TableReader(DataSourceReader):
         self._options = options
         self._schema = schema
 
-    def sql(self, table: str) -> str:
-        """The query."""
+    def sql(self, table: str, chosen: str = "") -> str:
+        """The query of all rows that are wanted, or of those ``chosen`` among them."""
         columns = ", ".join(_quoted(name) for name in columns_of(self._schema)) or "1"
-        where = self._options.get("where", "").strip()
-        return f"SELECT {columns} FROM {_quoted(table)}" + (f" WHERE (\n{where}\n)" if where else "")
+        return f"SELECT {columns} FROM {_quoted(table)}{self._where(chosen)}"
+
+    def _where(self, chosen: str = "") -> str:
+        given = self._options.get("where", "").strip()
+        conditions = [f"(\n{given}\n)"] * bool(given) + [chosen] * bool(chosen)
+        return f" WHERE {' AND '.join(conditions)}" if conditions else ""
+
+    def partitions(self) -> Sequence[InputPartition]:
+        wanted = _count_of(self._options)
+        with connected(self._options) as client:
+            rows, state = self._size(client)
+        if state is None and wanted is not None and wanted > 1:
+            raise TidegateError(
+                "option('partitions', …) needs a served engine: one in this process keeps no older states, and is one query"
+            )
+        count = wanted or max(1, -(-rows // SLICE))
+        return [Part(index, count, state if count > 1 else None) for index in range(count)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, Part)
+        table = named(self._options, *READS)
         with connected(self._options) as client:
-            answer = client.query(self.sql(named(self._options, *READS))).arrow
-        yield from as_arrow(self._schema, answer).to_batches(max_chunksize=50_000)
+            rows, newest = self._size(client, partition.state)
+            state = newest if partition.state is None else partition.state
+            slices = (
+                1 if state is None else max(1, -(-rows // (SLICE * partition.of)))
+            )  # it may have grown since it was planned
+            of = partition.of * slices
+            key = ", ".join(_quoted(name) for name in primary_key(client, table))
+            for number in range(slices):
+                index = partition.index + number * partition.of
+                chosen = f"hash({key}) % {of} = {index}" if of > 1 else ""
+                answer = _answered(client, self.sql(table, chosen), state if of > 1 else None)
+                yield from as_arrow(self._schema, answer).to_batches(max_chunksize=50_000)
+
+    def _size(self, client: Client, state: int | None = None) -> tuple[int, int | None]:
+        """How many rows there are, and at which position; None: this engine keeps no older states."""
+        answer = _answered(
+            client, f"SELECT count(*) AS n FROM {_quoted(named(self._options, *READS))}{self._where()}", state
+        )
+        position = (answer.schema.metadata or {}).get(b"tidegate.position")
+        return int(answer.column(0)[0].as_py()), None if position is None else int(position)
+
+
+def _answered(client: Client, sql: str, state: int | None) -> pa.Table:
+    try:
+        return client.query(sql, as_of=state).arrow
+    except QueryFailed as error:
+        if state is None or "not retained" not in str(error):
+            raise
+        raise QueryFailed(
+            f"{error}; a data frame of a large table stays at the state of its first use: make it anew with spark.read"
+        ) from None
+
+
+def _count_of(options: Mapping[str, str]) -> int | None:
+    given = options.get("partitions")
+    if given is None:
+        return None
+    if not given.isdecimal() or not 0 < int(given) <= MOST:
+        raise TidegateError(f"option('partitions', {given!r}): give a number from 1 to {MOST:,}")
+    return int(given)
 
 
 def _quoted(name: str) -> str:

@@ -347,6 +347,10 @@ def nearly(patients: list[Patient]) -> Callable[[dict[str, Any]], bool]:
     return near
 
 
+def _told(facts: dict[str, Any]) -> Response:
+    return Response(json.dumps(facts, default=str), media_type="application/json")  # times as text
+
+
 def make_page(player: Player) -> Starlette:
     """Routes under /ward."""
 
@@ -380,7 +384,7 @@ def make_page(player: Player) -> Starlette:
             wanted = None
         if not isinstance(wanted, dict):
             return JSONResponse({"error": {"message": 'send {"paused": true} or {"speed": 3}'}}, 400)
-        return JSONResponse(await asyncio.to_thread(player.control, wanted))
+        return _told(await asyncio.to_thread(player.control, wanted))
 
     async def answer(request: Request) -> Response:
         try:
@@ -394,7 +398,7 @@ def make_page(player: Player) -> Starlette:
 
     async def plug(_: Request) -> Response:
         try:
-            return Response(json.dumps(await asyncio.to_thread(player.pull_plug), default=str))
+            return _told(await asyncio.to_thread(player.pull_plug))
         except TidegateError as error:
             return JSONResponse({"error": {"message": str(error)}}, 409)
 

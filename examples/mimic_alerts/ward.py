@@ -66,11 +66,11 @@ def stories(minutes: float) -> list[Course]:
     return [
         Course("crisis, a drug helps", 19, 23, 1.5 * m, visits=((1 * m, "paracetamol", "schedule"),)),
         Course("stable", 15, visits=((2 * m, "heparin", "schedule"), (6 * m, "furosemide", "visit"))),
-        Course("line clamped at 90 mmHg", 17, artefacts=(Artefact("clamped", 4 * m, 6.5 * m),)),
+        Course("the line gets stuck", 17, artefacts=(Artefact("clamped", 4 * m, 6.5 * m),)),
         Course("crisis after nitroglycerin", 20, 18, 3 * m, visits=((0.5 * m, "nitroglycerin", "visit"),)),
         Course("heart races", 16, rate=96, rate_rise=58, rate_onset_s=2 * m, visits=((3 * m, "diltiazem", "visit"),)),
         Course(
-            "flushing, then a slow rise",
+            "the line is flushed, then a slow rise",
             21,
             14,
             5.5 * m,
@@ -79,10 +79,15 @@ def stories(minutes: float) -> list[Course]:
             visits=((6.8 * m, "nesiritide", "visit"),),
         ),
         Course(
-            "chronic, treated this morning", 27, 22, 4 * m, pap_limit=32, visits=((0.3 * m, "nesiritide", "schedule"),)
+            "chronically high, treated this morning",
+            27,
+            22,
+            4 * m,
+            pap_limit=32,
+            visits=((0.3 * m, "nesiritide", "schedule"),),
         ),
         Course(
-            "crisis, leads off",
+            "crisis, and a lead comes off",
             18,
             20,
             2.5 * m,

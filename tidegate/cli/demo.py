@@ -51,7 +51,7 @@ def hospital(
 
     Example: tidegate demo --data waveforms --patient 10013 --headless --auto-doctor
 
-    Without a terminal, or without the packages of the extra "server", it plays without a page, and a simulated doctor
+    Without a terminal (unless --port is given), or without the packages of the extra "server", it plays without a page, and a simulated doctor
     decides.
     """
     if context.invoked_subcommand is not None:
@@ -66,9 +66,8 @@ def hospital(
     if without_transactions:
         _contrast(seed, as_json)
         return
-    page = (
-        not headless and sys.stdout.isatty() and find_spec("starlette") is not None and find_spec("uvicorn") is not None
-    )
+    watched = sys.stdout.isatty() or port is not None  # who names a port wants the page, wherever the output goes
+    page = not headless and watched and find_spec("starlette") is not None and find_spec("uvicorn") is not None
     options = Options(
         minutes=minutes,
         patients=patients,

@@ -59,6 +59,7 @@ function put(element, figure, unit) {
 
 // A figure has the colour of its own limit: calm below, a warning near it, an alarm from it on.
 function level(element, value, limit) {
+  element.classList.toggle("none", value === null);
   element.classList.toggle("over", value !== null && value >= limit);
   element.classList.toggle("near", value !== null && value < limit && value >= 0.9 * limit);
 }
@@ -202,7 +203,7 @@ function showReceipts() {
   byId("receipts").dataset.names = names;
   byId("receipts").replaceChildren(...state.receipts.map((one) => make("li", { class: `kind-${one.kind}`, "data-receipt": one.receipt },
     make("div", {}, make("b", {}, `${one.drug} ${one.dose}`), ` ${{ given: "accepted and given", declined: "declined", lapsed: "not given: nobody decided in time" }[one.kind]}, ${bedOf(one.patient)}`),
-    make("div", { class: "dim" }, `${one.sign} (${one.value.toFixed(0)} ${one.unit}, limit ${one.limit}). Asked ${time(one.asked_at)}, decided ${time(one.decided_at)}${one.kind === "lapsed" ? "" : ` by ${one.by}`}.${one.line ? ` Line ${one.line} on the chart.` : ""} Receipt ${one.receipt}.`))));
+    make("div", { class: "dim" }, `${one.sign} (${one.value.toFixed(0)} ${one.unit}, limit ${one.limit}). Asked ${time(one.asked_at)}, ${one.kind === "lapsed" ? `time was up at ${time(one.decided_at)}` : `decided ${time(one.decided_at)} by ${one.by}`}.${one.line ? ` Line ${one.line} on the chart.` : ""} Receipt ${one.receipt}.`))));
   if (!state.receipts.length) byId("receipts").append(make("li", { class: "none" }, "Nothing has been decided yet."));
 }
 
@@ -252,6 +253,7 @@ function showNews() {
 function showHead() {
   byId("clock").textContent = time(state.at);
   byId("intro").hidden = state.begun || state.ended;
+  byId("begin").disabled = false;
   byId("plug").disabled = state.power !== "on" || state.ended || !state.begun;
   byId("pause").textContent = state.ended ? "Ended" : state.paused ? "Resume" : "Pause";
   byId("pause").disabled = state.ended;

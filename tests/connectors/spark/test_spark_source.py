@@ -18,6 +18,8 @@ import pytest
 from meters import COLUMNS, make_app, oracle, put_files, readings, rows_of, state
 
 import tidegate
+from tidegate.connectors.spark import source
+from tidegate.connectors.spark.looking import ask_workers
 from tidegate.connectors.spark.pipeline import register, share
 from tidegate.errors import DataError
 from tidegate.server.tokens import digest_of, new_token
@@ -353,6 +355,77 @@ def test_a_served_engine_is_read_and_written_over_its_url(spark: Any, served: di
             time.sleep(0.05)  # which reaches it a moment later
     found = spark.read.format("tidegate").options(**served).load("meters").where("last >= 18").orderBy("meter")
     assert [tuple(row) for row in found.collect()] == [row for row in oracle(range(1))["meters"] if row.last >= 18]
+
+
+def test_large_tables_are_read_in_partitions_at_one_state(spark: Any, served: dict[str, str], monkeypatch: Any) -> None:
+    register(spark)
+    ask_workers(spark)
+    with tidegate.connect(served["url"], served["token"]) as client:
+        client.push("readings", rows_of(0))
+        client.checkpoint()
+        while not client.query("SELECT count(*) FROM seen").scalar():
+            time.sleep(0.05)
+        read = spark.read.format("tidegate").options(**served).option("partitions", 3).option("where", "n <> 7")
+        frame = read.load("seen")
+        assert frame.rdd.getNumPartitions() == 3
+        assert sorted(row.n for row in frame.collect()) == [n for n in range(20) if n != 7]
+        with pytest.raises(Exception, match="give a number from 1 to"):
+            spark.read.format("tidegate").options(**served).option("partitions", "many").load("seen").collect()
+
+        # without the option: as many as the table needs, each of one answer that is below the server's limit
+        monkeypatch.setattr(source, "SLICE", 6)
+        reader = source.TableReader({**served, "table": "seen"}, frame.schema)
+        parts = reader.partitions()
+        assert len(parts) == 4
+        found = [row for part in parts[:2] for batch in reader.read(part) for row in batch.to_pylist()]
+        client.push("readings", rows_of(1))
+        client.checkpoint()
+        while client.query("SELECT count(*) FROM seen").scalar() == 20:
+            time.sleep(0.05)
+        found += [row for part in parts[2:] for batch in reader.read(part) for row in batch.to_pylist()]
+        assert sorted(row["n"] for row in found) == list(range(20))  # what came between the reads is not in it
+        grown = [row["n"] for batch in reader.read(source.Part(0, 1, None)) for row in batch.to_pylist()]
+        assert sorted(grown) == list(range(40))  # planned when it was small: seven answers
+    with (
+        tidegate.open(make_app()) as engine,
+        share(engine, spark) as options,
+        pytest.raises(Exception, match="served engine"),
+    ):
+        spark.read.format("tidegate").options(**options).option("partitions", 2).load("seen").collect()
+
+
+# ---- workers
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Path:
+    """A Python that has nothing installed."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
+    return tmp_path / "bare" / "bin" / "python"
+
+
+@pytest.mark.slow
+def test_a_session_whose_workers_lack_tidegate_is_refused(bare: Path, tmp_path: Path) -> None:
+    program = f"""
+import sys
+sys.path[:0] = {[path for path in sys.path if path]!r}
+from pyspark.sql import SparkSession
+from tidegate.connectors.spark.pipeline import register
+session = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+try:
+    register(session)
+except Exception as error:
+    print(type(error).__name__, error)
+session.stop()
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment |= {"PYSPARK_PYTHON": str(bare), "PYSPARK_DRIVER_PYTHON": sys.executable}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert f"({bare}) can't import tidegate: ModuleNotFoundError: No module named 'tidegate'" in done.stdout, (
+        done.stderr
+    )
 
 
 # ---- mistakes

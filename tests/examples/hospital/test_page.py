@@ -262,6 +262,10 @@ def test_the_plug_is_pulled_and_everything_comes_back(asking: LiveServer, visit:
     page.click(f"{question(2)} .accept")
     page.wait_for_selector("#events tr[data-patient='2']")
     assert given(asking) == [(1, "nesiritide", "alert"), (2, "nesiritide", "alert")]
+    faster = (
+        "fetch('/ward/control', {method: 'POST', body: JSON.stringify({speed: 7})}).then((answer) => answer.json())"
+    )
+    assert page.evaluate(faster)["speed"] == 7  # also with an outage to tell of
     # the other ward had the same decision on its queue, and gave the dose again
     assert (page.inner_text("#harmed-here"), page.inner_text("#harmed-there")) == ("0", "1")
     assert "bed 1" in page.inner_text("#harms-there")
