@@ -51,8 +51,8 @@ def hospital(
 
     Example: tidegate demo --data waveforms --patient 10013 --headless --auto-doctor
 
-    Without a terminal (unless --port is given), or without the packages of the extra "server", it plays without a page, and a simulated doctor
-    decides.
+    Without a terminal (unless --port is given), or without the packages of the extra "server", it plays without a
+    page, and a simulated doctor decides.
     """
     if context.invoked_subcommand is not None:
         return
