@@ -29,6 +29,7 @@ from itertools import repeat
 from operator import itemgetter
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from weakref import ref
 
 from tidegate.clock import SystemClock
 from tidegate.txn.positions import describe
@@ -143,7 +144,9 @@ class Lookout:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        self._thread = threading.Thread(target=self._watch, name="tidegate-lookout", daemon=True)
+        self._thread = threading.Thread(
+            target=_watch, args=(ref(self), self._closed, self._pause_s()), name="tidegate-lookout", daemon=True
+        )
         self._thread.start()
 
     def close(self) -> None:
@@ -156,13 +159,6 @@ class Lookout:
         """What was running at the last look and still is, with the seconds since it was first seen."""
         now, at_work = self._clock.monotonic(), dict(self._runtime.running)
         return [(s.txn, now - s.since) for thread, s in list(self.seen.items()) if _is_at(at_work.get(thread), s.txn)]
-
-    def _watch(self) -> None:
-        while not self._closed.wait(self._pause_s()):
-            try:
-                self.look()
-            except Exception:
-                log.exception("looking at what runs failed; it is tried again")
 
     def _pause_s(self) -> float:
         if self._stops:
@@ -209,6 +205,20 @@ class Lookout:
                 stop.where,
                 extra={"facts": {"procedure": txn.procedure, "position": describe(txn.position)}},
             )
+
+
+def _watch(found: ref[Lookout], closed: threading.Event, pause_s: float) -> None:
+    """What the thread does. It holds on to nothing: an engine that is dropped without being closed can be collected."""
+    while not closed.wait(pause_s):
+        lookout = found()
+        if lookout is None:
+            return
+        try:
+            lookout.look()
+        except Exception:
+            log.exception("looking at what runs failed; it is tried again")
+        pause_s = lookout._pause_s()
+        del lookout
 
 
 def _is_at(what: Any, txn: Transaction) -> bool:

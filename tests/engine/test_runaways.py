@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -204,3 +206,15 @@ def test_a_replay_does_not_run_it_again(tmp_path: Path, recovery: str, on_failur
         assert seen(engine) == [1, 3]
         assert bool(engine.scheduler.halted) is (on_failure == "halt")
         assert len(engine.journal.dead_letters) == (on_failure == "dead_letter")
+
+
+def test_an_engine_that_is_dropped_is_collected_with_its_thread() -> None:
+    """The thread that looks at what runs held on to engines that nobody had closed, and looked at them for ever."""
+    engine = tidegate.open(app_of(), tune_process=False, procedure_deadline_s=0.2)
+    thread, dropped = engine.lookout._thread, weakref.ref(engine)
+    del engine
+    gc.collect()
+    assert dropped() is None
+    assert thread is not None
+    thread.join(30)
+    assert not thread.is_alive()

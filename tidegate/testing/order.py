@@ -110,6 +110,7 @@ def _let_go(engine: Engine) -> None:
     if engine.directory is not None:
         engine.close()
     else:
+        engine.lookout.close()
         engine.executor.close()
         engine.merger.close()
         engine.database.close()
