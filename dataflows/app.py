@@ -36,10 +36,12 @@ from tidegate.dataflows.validation import (
 from tidegate.dataflows.views import PlainView, declare_view
 from tidegate.errors import DataError, DeclarationError, StatementError, TidegateError, unknown
 from tidegate.storage.ddl import Scratch, from_sqlalchemy
+from tidegate.storage.expiry import expiring, expiry_indexes
 from tidegate.storage.migration import constant_default
 from tidegate.storage.schema import Relation, TableSchema
 from tidegate.storage.sql.statements import Statement, prepare
 from tidegate.streams.windows.declare.declared import Declared, window_relation
+from tidegate.streams.windows.declare.durations import microseconds
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -107,12 +109,16 @@ class App:
         *,
         partition_by: Names = (),
         changelog: bool = False,
+        expire: tuple[str, str | dt.timedelta] | None = None,
         renamed_from: str | None = None,
     ) -> str:
         """Declare a table by CREATE TABLE text (CREATE INDEX may follow) or a SQLAlchemy ``Table``; returns its name.
 
         ``partition_by``: columns whose values name a partition, the smallest unit of locking. ``changelog``: its
         committed changes are the output stream ``<table>_changes``, see :mod:`tidegate.outside.changelog`.
+        ``expire``: ``("seen_at", "1h")``: an hour after the time in this TIMESTAMP or DATE column (UTC) a row is due: no
+        transaction or query that begins later sees it, and those that write to the table remove it, see
+        :mod:`tidegate.storage.expiry`. NULL: never.
         ``renamed_from``: the name it had before; a directory that knows that one hands over its rows.
         """
         if not isinstance(ddl, str) and not hasattr(ddl, "columns"):
@@ -120,6 +126,7 @@ class App:
         text = ddl if isinstance(ddl, str) else from_sqlalchemy(ddl)
         with self.scratch.lock, self.scratch.tentatively():
             schema = self.scratch.define_table(text, _names(partition_by))
+            schema = schema if expire is None else _expiring(schema, expire)
             self._check_relation("table", schema)
         self.tables[schema.name] = schema
         self._rename("table", schema.name, renamed_from)
@@ -514,6 +521,21 @@ class App:
         graph = Graph(self)
         check_timed(graph)
         return graph
+
+
+def _expiring(schema: TableSchema, given: Any) -> TableSchema:
+    if not isinstance(given, tuple) or len(given) != 2 or not isinstance(given[0], str):
+        raise DeclarationError(
+            f"table {schema.name}: expire is a column and a duration, such as ('seen_at', '1h'), got {given!r}",
+            table=schema.name,
+        )
+    kinds = {column.name: column.type.family for column in schema.columns}
+    try:
+        after = dt.timedelta(microseconds=microseconds(given[1]))
+    except (DataError, DeclarationError, TypeError, OverflowError) as error:
+        raise DeclarationError(f"table {schema.name}: expire: {error}", table=schema.name) from None
+    expiry = expiring(schema.name, kinds, given[0], after)
+    return replace(schema, expiry=expiry, indexes=(*schema.indexes, *expiry_indexes(schema, expiry)))
 
 
 def _names(names: Names) -> tuple[str, ...]:

@@ -80,6 +80,8 @@ def _table(schema: TableSchema) -> str:
         told.append(f"{'UNIQUE ' if index.unique else ''}INDEX {index.name} ({', '.join(index.columns)})")
     if schema.partition_by:
         told.append(f"partitions by {', '.join(schema.partition_by)}")
+    if schema.expiry is not None:
+        told.append(f"rows expire {schema.expiry.after} after {schema.expiry.column}")
     return ", ".join(told)
 
 

@@ -147,6 +147,13 @@ class Base:
         """The rows whose columns equal these values."""
         return self._matching(schema, columns, arrow_columns([schema.column(n) for n in columns], [tuple(values)]))
 
+    def between(self, schema: TableSchema, column: str, low: Any, high: Any) -> Iterator[Row]:
+        """The rows whose column is above ``low`` (None: no bound) and at most ``high``."""
+        name, given = quote(column), [high] if low is None else [high, low]
+        above = "" if low is None else f" AND {name} > ?"
+        rows = self.cursor().execute(f"SELECT * FROM {base_name(schema)} WHERE {name} <= ?{above}", given).fetchall()
+        yield from stored_rows(schema, rows)
+
     def _matching(self, schema: TableSchema, columns: Sequence[str], wanted: pa.Table) -> list[Row]:
         cursor = self.cursor()
         cursor.register("wanted", wanted)

@@ -146,7 +146,7 @@ def _check_unique(view: View, reader: Reader, index: SecondaryIndex, pairs: Sequ
     written = view.writes.get(schema.name, {})
     owner: dict[Any, Key] = {}
     for key, row in written.items():
-        value = None if row is None else index.value_of(row)
+        value = None if row is None or not reader.shows(view, row) else index.value_of(row)
         if value is not None and owner.setdefault(value, key) != key:
             raise taken_value(schema, index, value, owner[value], key)
     for old, new in pairs:
@@ -155,5 +155,5 @@ def _check_unique(view: View, reader: Reader, index: SecondaryIndex, pairs: Sequ
             continue
         for other in view.database.keys_with(reader.table, index, value if len(index.places) > 1 else (value,)):
             committed = None if other in written else reader.old(view, other)
-            if committed is not None and index.value_of(committed) == value:
+            if committed is not None and index.value_of(committed) == value and reader.shows(view, committed):
                 raise taken_value(schema, index, value, other, schema.key_of(new))

@@ -5,6 +5,7 @@
 :class:`PartitionReader`      the same, and only the rows of the partitions in ``View.partitions``
 :class:`CompositeReader`      the same, for a table that is partitioned by several columns
 :class:`CommittedReader`      all rows of the newest committed state; never waits, never writes
+:class:`ExpiringReader`       any of them, without rows that are due (:mod:`tidegate.storage.expiry`)
 ============================  ==================================================================
 
 Nearly every row that is read or changed is in memory and has no older versions. ``View.get``, ``insert`` and ``update``
@@ -122,6 +123,10 @@ class Reader:
             return None
         return table.read(key, view.position)
 
+    def shows(self, view: View, row: Row) -> bool:
+        """May ``view`` see this row at its time?"""
+        return True
+
     def sees_all(self, view: View, position: int, commit: int) -> bool:
         """Does ``view`` see what was committed up to this position, and by this commit?"""
         return view.position > position
@@ -184,8 +189,8 @@ class CompositeReader(Reader):
     def __init__(self, table: VersionedTable, write: bool) -> None:
         super().__init__(table, write)
         self.whole = False
-        self.newest = _unknown
-        self.constraints = (_check_partition, *self.constraints)
+        self.newest = not_known
+        self.constraints = (check_partition, *self.constraints)
         self.changes = {}
         self.counts = {}
 
@@ -215,7 +220,7 @@ class CommittedReader(Reader):
 
     def __init__(self, table: VersionedTable) -> None:
         super().__init__(table, write=False)
-        self.newest = _unknown
+        self.newest = not_known
         self.counts = {}
 
     absent = Reader.get
@@ -231,7 +236,7 @@ class Updating(dict[str, Reader]):
     """The access of a function that ``update_each`` calls: it must not write to the table being updated."""
 
 
-def _unknown(key: Key) -> None:
+def not_known(key: Key) -> None:
     """The newest row may not be what a reader of a commit sees."""
 
 
@@ -241,7 +246,7 @@ def _constraints(table: VersionedTable) -> tuple[Constraint, ...]:
     return (_check_row, *unique) if table.schema.checks else tuple(unique)
 
 
-def _check_partition(view: View, reader: Reader, key: Key, new: Row, old: Row | None) -> None:
+def check_partition(view: View, reader: Reader, key: Key, new: Row, old: Row | None) -> None:
     reader.check(view, key)
 
 

@@ -56,6 +56,14 @@ class Index:
     unique: bool
 
 
+@dataclass(frozen=True)
+class Expiry:
+    """Rows of a table are due so long ``after`` the time in their ``column``."""
+
+    column: str
+    after: dt.timedelta
+
+
 @dataclass(frozen=True, eq=False)
 class Relation:
     """A named sequence of typed columns: the schema of a stream, a batch or a table.
@@ -206,6 +214,7 @@ class TableSchema(Relation):
     checks: tuple[Check, ...] = ()
     indexes: tuple[Index, ...] = ()
     partition_by: tuple[str, ...] = ()
+    expiry: Expiry | None = None
     key_of: Callable[[Row], Key] = field(init=False, repr=False)
     key_indexes: tuple[int, ...] = field(init=False, repr=False)
     conform_key: Callable[[Key], Key] = field(init=False, repr=False)

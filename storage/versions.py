@@ -66,6 +66,7 @@ class VersionedTable:
         self.indexes = [SecondaryIndex(schema, index) for index in schema.indexes]
         self.indexed = {_names(index.columns): index for index in reversed(self.indexes)}
         self.newest_commit = self.merges = 0  # while both are unchanged, an overlay built for SQL is reused
+        self.due_loaded: tuple[int, Any] = (-1, None)  # see tidegate.storage.expiry: evictions, and up to which time
         self.overlay: Any = None  # the changes above the base as SQL reads them, kept by tidegate.storage.sql.overlay
         self._load = load
         self._settled = (BASE, 0)  # while there are chains: the position and the commit below which nothing was kept

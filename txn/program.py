@@ -15,9 +15,11 @@ from tidegate.dataflows.times import minds
 from tidegate.dataflows.validation import clashing
 from tidegate.errors import AccessError, DataError
 from tidegate.storage.database import Database
+from tidegate.storage.expiry import ExpiringReader
 from tidegate.storage.readers import CommittedReader, CompositeReader, PartitionReader, Reader
 from tidegate.storage.schema import Relation
 from tidegate.storage.sql.statements import Statement
+from tidegate.storage.versions import VersionedTable
 from tidegate.streams.windows import WindowState
 from tidegate.streams.windows.declare.declared import open_window, window_relation
 from tidegate.streams.windows.evaluate.ahead import LookAhead
@@ -214,7 +216,15 @@ class UnitProgram:
         self.minds = unit.minds
         self.made = frozenset(unit.outputs) if unit.minds else frozenset[str]()
         ready = all(member.plain_input is not None and not member.prepares for member in self.members)
-        self.plain = ready and not unit.minds and not unit.rekeyed
+        self.expiring = tuple(
+            {
+                name: reader
+                for member in self.members
+                for name, reader in member.access.items()
+                if reader.write and isinstance(reader, ExpiringReader)
+            }.values()
+        )
+        self.plain = ready and not unit.minds and not unit.rekeyed and not self.expiring
         self.named = unit.named
         restricted = dict.fromkeys(table for program in self.members for table in program.restricted)
         self.by_key = tuple(restricted) if not self.named else ()
@@ -225,9 +235,8 @@ class UnitProgram:
         if self.deadline_s is not None:
             for member in self.members:
                 member.function = user_code(member.function)
-        self.committed = any(
-            isinstance(reader, CommittedReader) for program in self.members for reader in program.access.values()
-        )
+        readers = [reader for program in self.members for reader in program.access.values()]
+        self.committed = any(isinstance(getattr(reader, "inner", reader), CommittedReader) for reader in readers)
 
 
 def timers_of(app: App) -> Timers:
@@ -239,6 +248,11 @@ def timers_of(app: App) -> Timers:
 
 def bind_access(access: TableAccess, database: Database) -> Reader:
     table = database.tables[access.table]
+    reader = _reader(access, table)
+    return reader if table.schema.expiry is None else ExpiringReader(reader)
+
+
+def _reader(access: TableAccess, table: VersionedTable) -> Reader:
     if access.committed:
         return CommittedReader(table)
     if access.restricted:

@@ -22,6 +22,7 @@ from tidegate.storage.arrow import arrow_table
 from tidegate.storage.base import base_name
 from tidegate.storage.column_rows import ColumnRows
 from tidegate.storage.ddl import quote
+from tidegate.storage.expiry import ExpiringReader
 from tidegate.storage.readers import Reader
 from tidegate.storage.schema import Key, Relation, Row, TableSchema
 from tidegate.storage.view import View
@@ -60,6 +61,8 @@ class _Committed(NamedTuple):
 
 def table_source(view: View, connection: BaseConnection, reader: Reader, name: str) -> tuple[str, dict[str, Any]]:
     """SQL for the rows of one table as ``view`` sees them, and its parameters, which are called ``<name>_<n>``."""
+    if isinstance(reader, ExpiringReader):
+        return _not_due(view, connection, reader, name)
     schema = reader.table.schema
     partitions = reader.partitions(view)
     overlay = None
@@ -77,6 +80,16 @@ def table_source(view: View, connection: BaseConnection, reader: Reader, name: s
         return _source(schema, overlay is not None, name, False), given
     lists = {f"{name}_{i}": list(values) for i, values in enumerate(columns or [()] * len(schema.partition_by))}
     return _source(schema, overlay is not None, name, True), lists
+
+
+def _not_due(view: View, connection: BaseConnection, reader: ExpiringReader, name: str) -> tuple[str, dict[str, Any]]:
+    """``table_source`` without the rows that are due."""
+    source, given = table_source(view, connection, reader.inner, name)
+    expiry = reader.table.schema.expiry
+    assert expiry is not None
+    time = quote(expiry.column)
+    given[f"{name}_due"] = reader.cut(view)
+    return f"SELECT * FROM ({source}) WHERE {time} IS NULL OR {time} > ${name}_due", given
 
 
 def _overlay(schema: TableSchema, committed: _Committed, written: dict[Key, Row | None] | None) -> pa.Table | None:

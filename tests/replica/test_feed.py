@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import random
 import threading
 import time
@@ -240,6 +241,30 @@ def mirror() -> Callable[..., Mirror]:
         return Mirror(tables_of(described), {}, 256, 1, keep, rows)
 
     return make
+
+
+def test_rows_that_are_due_are_not_shown() -> None:
+    described = [
+        {"name": "t", "columns": [["k", "INTEGER"], ["t", "TIMESTAMP"], ["d", "DATE"]], "primary_key": ["k"]}
+        | {"expire": [column, 3_600_000_000]}
+        for column in ("t", "d")
+    ]
+    now = dt.datetime.now(dt.UTC).replace(tzinfo=None)
+    times = [now - dt.timedelta(hours=1, seconds=1), now - dt.timedelta(minutes=50), None]
+    days = [now.date() - dt.timedelta(days=1), now.date() + dt.timedelta(days=1), None]
+    for table in described:
+        made = Mirror(tables_of([table]), {}, 256, 1, 5, 1000, [{"name": "v", "columns": [], "sql": "SELECT k FROM t"}])
+        for number in (1, 2):
+            made.begin(number, number, number == 1)
+            if number == 2:
+                made.delete("t", pa.table({"k": pa.array(range(3), pa.int32())}))
+            made.insert("t", pa.table({"k": pa.array(range(3), pa.int32()), "t": times, "d": days}))
+            made.publish()
+        for name in ("t", "public.t", "v"):
+            assert made.system.execute(f"SELECT k FROM {name} ORDER BY k").fetchall() == [(1,), (2,)]
+        before = Statements(made, 1000)
+        sql = before.at(before.prepare("SELECT k FROM t ORDER BY k"), made.state_at(1)).sql
+        assert made.system.execute(sql).fetchall() == [(0,), (1,), (2,)]  # what was stored then
 
 
 def test_history_is_bounded_by_rows(mirror: Callable[..., Mirror]) -> None:

@@ -16,9 +16,11 @@ from tidegate.engine.system_views import VIEWS
 from tidegate.errors import StatementError, unknown
 from tidegate.mutex import Rank, mutex
 from tidegate.storage.ddl import Scratch
+from tidegate.storage.expiry import ExpiringReader
 from tidegate.storage.readers import CommittedReader, Reader
 from tidegate.storage.sql.parameters import for_sqlglot
 from tidegate.storage.sql.statements import Statement, prepare
+from tidegate.storage.versions import VersionedTable
 from tidegate.storage.view import View
 
 if TYPE_CHECKING:
@@ -47,7 +49,7 @@ class Queries:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._access = {name: CommittedReader(table) for name, table in engine.database.tables.items()}
+        self._access = {name: _reader(table) for name, table in engine.database.tables.items()}
         self._guard = mutex(Rank.LEAF)
         self._prepared: OrderedDict[str, Statement] = OrderedDict()
 
@@ -96,6 +98,11 @@ class Queries:
                 sql=statement.sql,
             )
         return statement
+
+
+def _reader(table: VersionedTable) -> Reader:
+    reader = CommittedReader(table)
+    return reader if table.schema.expiry is None else ExpiringReader(reader)
 
 
 def _flat_names(sql: str) -> str:

@@ -34,6 +34,7 @@ from tidegate.dataflows.app import App
 from tidegate.dataflows.changelogs import RESTORE
 from tidegate.errors import DataError, TidegateError
 from tidegate.storage.database import Database
+from tidegate.storage.expiry import ExpiringReader
 from tidegate.storage.migration import constant_default
 from tidegate.storage.schema import Column, Key, Relation, Row, TableSchema
 from tidegate.storage.versions import VersionedTable
@@ -66,10 +67,14 @@ class Changelog:
         return [Batch(self._relation, position, tuple(rows), part) for part, rows in parts.items()]
 
     def snapshot(self, view: View) -> list[Batch]:
-        """All rows that ``view`` shows, as changes from nothing at its position."""
+        """All rows that ``view`` reaches, as changes from nothing at its position. With those that are due: their removal
+        will be a change.
+        """
         schema = self._table.schema
+        reader = view.access[schema.name]
+        reader = reader.inner if isinstance(reader, ExpiringReader) else reader
         parts: dict[Any, list[Row]] = {}
-        for row in view.scan(schema.name):
+        for row in view.visible(reader, sorted(reader.inside(view, view.database.all_keys(self._table)))):
             key = schema.key_of(row)
             parts.setdefault(_partition(schema, key), []).append(
                 self._relation.row(key_text(schema, key), None, self._told(row), view.position)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import logging
 import threading
 from collections import deque
@@ -145,6 +146,9 @@ def described(engine: Engine) -> dict[str, Any]:
                 "columns": [[c.name, c.type.sql, c.nullable, c.default] for c in schema.columns],
                 "primary_key": list(schema.primary_key),
                 "indexes": [[index.name, list(index.columns), index.unique] for index in schema.indexes],
+                "expire": None
+                if schema.expiry is None
+                else [schema.expiry.column, schema.expiry.after // dt.timedelta(microseconds=1)],
             }
             for schema in engine.app.tables.values()
         ],

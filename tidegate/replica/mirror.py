@@ -31,6 +31,7 @@ LOCKED_DOWN = {
 }
 HISTORY = "tg_history"
 AS_OF = "tg_as_of"
+EXPIRING = "tg_expiring"
 FRONTIER = "SELECT number, position, oldest_number FROM tidegate.frontier"
 
 
@@ -42,6 +43,20 @@ class Table:
     columns: tuple[tuple[str, str, bool, str | None], ...]
     primary_key: tuple[str, ...] = ()
     indexes: tuple[tuple[str, tuple[str, ...], bool], ...] = ()
+    expire: tuple[str, int] | None = None  # the column, and microseconds: see tidegate.storage.expiry
+
+    @property
+    def stored(self) -> str:
+        """Where its rows are. Readers see those of a table whose rows expire through a view that leaves out what is due."""
+        return f"{'main' if self.expire is None else EXPIRING}.{quote(self.name)}"
+
+    @property
+    def not_due(self) -> str:
+        assert self.expire is not None
+        column, after_us = self.expire
+        kind = next(kind for name, kind, *_ in self.columns if name == column)
+        cut = f"CAST(make_timestamp(epoch_us(now()) - {after_us}) AS {kind})"
+        return f"SELECT * FROM {self.stored} WHERE {quote(column)} IS NULL OR {quote(column)} > {cut}"
 
     @property
     def ddl(self) -> str:
@@ -75,6 +90,7 @@ def tables_of(described: Sequence[dict[str, Any]]) -> dict[str, Table]:
             tuple((c[0], c[1], *(c[2:] or (True, None))) for c in d["columns"]),
             tuple(d.get("primary_key", ())),
             tuple((name, tuple(columns), unique) for name, columns, unique in d.get("indexes", ())),
+            (d["expire"][0], d["expire"][1]) if d.get("expire") else None,
         )
         for d in described
     }
@@ -114,13 +130,15 @@ class Mirror:
     def _declare(self) -> None:
         run = self.connection.execute
         run("SET TimeZone = 'UTC'")
-        for schema in ("public", "tidegate", HISTORY, AS_OF):
+        for schema in ("public", "tidegate", HISTORY, AS_OF, EXPIRING):
             run(f"CREATE SCHEMA {schema}")
         run(f"CREATE TABLE tidegate.frontier ({self.views['frontier'].ddl})")
         run("INSERT INTO tidegate.frontier VALUES (0, 0, 0, 0)")
         for table in self.tables.values():
             name = quote(table.name)
-            run(f"CREATE TABLE main.{name} ({table.ddl})")
+            run(f"CREATE TABLE {table.stored} ({table.ddl})")
+            if table.expire is not None:
+                run(f"CREATE VIEW main.{name} AS {table.not_due}")
             run(f"CREATE VIEW public.{name} AS FROM main.{name}")
             run(f'CREATE TABLE {HISTORY}.{name} ("tg:merge" BIGINT, "tg:absent" BOOLEAN, {table.ddl})')
         for name, sql in self.definitions.items():
@@ -148,12 +166,12 @@ class Mirror:
         if fresh:
             self._states.clear()
             for table in self.tables.values():
-                self._writer.execute(f"DELETE FROM main.{quote(table.name)}")
+                self._writer.execute(f"DELETE FROM {table.stored}")
                 self._writer.execute(f"DELETE FROM {HISTORY}.{quote(table.name)}")
 
     def delete(self, name: str, keys: pa.Table) -> None:
         """Rows with these keys are gone, or follow again."""
-        table, target = self.tables[name], f"main.{quote(name)}"
+        table, target = self.tables[name], self.tables[name].stored
         self._show(keys)
         keyed = f"(SELECT {table.cast('d', table.primary_key)} FROM tg_delta d) k"
         if self._keep:
@@ -165,7 +183,7 @@ class Mirror:
         self._writer.unregister("tg_delta")
 
     def insert(self, name: str, rows: pa.Table) -> None:
-        table, target = self.tables[name], f"main.{quote(name)}"
+        table, target = self.tables[name], self.tables[name].stored
         self._show(rows)
         names = [column[0] for column in table.columns]
         given = f"(SELECT {table.cast('d', names)} FROM tg_delta d) r"
@@ -274,7 +292,7 @@ class Mirror:
         keys = ", ".join(quote(n) for n in table.primary_key)
         later = f'(FROM {HISTORY}.{quote(table.name)} WHERE "tg:merge" > {number})'
         return (
-            f"SELECT {columns} FROM main.{quote(table.name)} t ANTI JOIN {later} h ON {table.same_key('t', 'h')} "
+            f"SELECT {columns} FROM {table.stored} t ANTI JOIN {later} h ON {table.same_key('t', 'h')} "
             f'UNION ALL SELECT {columns} FROM (SELECT *, row_number() OVER (PARTITION BY {keys} ORDER BY "tg:merge") '
             f'AS "tg:place" FROM {later} l) WHERE "tg:place" = 1 AND NOT "tg:absent"'
         )

@@ -31,6 +31,7 @@ def table_facts(schema: TableSchema) -> dict[str, Any]:
         "checks": sorted(check.expression for check in schema.checks),
         "unique": sorted(sorted(index.columns) for index in schema.indexes if index.unique),
         "partition_by": list(schema.partition_by),
+        **({} if schema.expiry is None else {"expire": [schema.expiry.column, str(schema.expiry.after)]}),
     }
 
 

@@ -175,3 +175,7 @@ class _Table:
         if self.facts["partition_by"] != list(self.schema.partition_by):
             now = ", ".join(self.schema.partition_by) or "nothing"
             self.plan.add("table", self.schema.name, f"it is partitioned by {now} from now on", Verdict.CARRIED)
+        expiry = self.schema.expiry
+        if self.facts.get("expire") != (None if expiry is None else [expiry.column, str(expiry.after)]):
+            how = "do not expire" if expiry is None else f"expire {expiry.after} after {expiry.column}"
+            self.plan.add("table", self.schema.name, f"its rows {how} from now on", Verdict.CARRIED)
