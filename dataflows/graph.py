@@ -52,12 +52,19 @@ class Unit(InTime):
     rekeyed: tuple[Rekeyed, ...] = ()  # outputs with a key of their own
     divided: bool = False  # behind such a stream: its keys are known only when that stream's producer has committed
     room: int = 1  # how many ranks it has; divided: one for itself and one for each key
-    together: bool = False  # its dataflow has streams of several keys: it halts for all of them
+    together: bool = False  # its dataflow has streams of several keys
     minds: bool = False  # does a member take in watermarks, with rows or without?
 
     @property
     def nested(self) -> bool:
         return len(self.members) > 1
+
+    @property
+    def halts_by_key(self) -> bool:
+        """Is only the key halted for which it fails? In front of a stream with its own key, work of every key may lead to each
+        of the keys behind it, so all halt.
+        """
+        return self.divided or not self.together
 
 
 @dataclass(eq=False)

@@ -108,16 +108,25 @@ class Division:
 
     # ---- dividing
 
-    def _first_whole(self, unit: Unit) -> Execution:
-        return next(iter(self._lines[unit.name]))
+    def _first_whole(self, unit: str) -> Execution:
+        return next(iter(self._lines[unit]))
 
     def _divide_in_order(self, unit: Unit) -> None:
         """Divide what may be divided now."""
         while unit.name in self._lines:
-            whole = self._first_whole(unit)
+            whole = self._first_whole(unit.name)
             if whole.state is not State.WAITING or whole.missing or whole.position in self.held:
                 return
             self._divide(whole)
+
+    def divide(self) -> None:
+        """Divide what was held because a log said so."""
+        for name in list(self._lines):
+            self._divide_in_order(self._first_whole(name).unit)
+
+    def undivided(self, dataflow: str) -> list[Execution]:
+        """The wholes of a dataflow that are not parked: if one of their keys is halted, they do not know it yet."""
+        return [w for w in self._wholes.values() if w.unit.dataflow == dataflow and w.state is not State.PARKED]
 
     def _divide(self, whole: Execution) -> None:
         whole.become(State.WITHDRAWN)

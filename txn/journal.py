@@ -216,7 +216,7 @@ def _halted_key(txn: Transaction) -> str:
     """The key of the batch that a dataflow halts in front of, and whether the others go on."""
     if txn.key is None:
         return ""
-    return f" of key {txn.key!r}" + ("" if txn.unit.unit.together else "; other keys go on")
+    return f" of key {txn.key!r}" + ("; other keys go on" if txn.unit.unit.halts_by_key else "")
 
 
 def _taken(txn: Transaction) -> list[Batch]:

@@ -78,6 +78,7 @@ class Unlogged:
             elif record.outcome == "halted":
                 halt = halt_of(scheduler.parked[record.position])
                 behind = [at for at, e in scheduler.parked.items() if halt_of(e) == halt and at != record.position]
+                behind += scheduler.unknown_to(scheduler.parked[record.position])
                 record = msgspec.structs.replace(record, parked=behind)
             yield record
 

@@ -41,8 +41,8 @@ Halt = tuple[str, Any]  # a dataflow, and the key it is halted for: None if it h
 
 
 def halt_of(execution: Execution) -> Halt:
-    """What is halted if this execution fails: its dataflow, for its key; for all, if it has streams of several keys."""
-    return execution.unit.dataflow, None if execution.unit.together else execution.key
+    """What is halted if this execution fails: its dataflow, for its key if it halts by keys."""
+    return execution.unit.dataflow, execution.key if execution.unit.halts_by_key else None
 
 
 class Scheduler(Division):
@@ -208,7 +208,7 @@ class Scheduler(Division):
         if execution.missing:
             return Reason(Why.INPUT, stream=min(execution.missing)), None
         if execution.parts is not None:
-            return Reason(Why.ORDER, behind=self._first_whole(execution.unit).position), None
+            return Reason(Why.ORDER, behind=self._first_whole(execution.unit.name).position), None
         if execution.batch_id is not None:
             first = next(iter(self._queues[execution.unit.name, execution.key]))
             if first is not execution:
@@ -352,7 +352,8 @@ class Scheduler(Division):
         """Stop its dataflow in front of it, for its key. It, and everything of that dataflow and key not yet started,
         gives up its intents.
 
-        Returns the positions of the others that were parked; when a halt is replayed from the log, ``park`` says which.
+        Returns the positions of the others that were parked, and of those that were still to be divided if they have the key
+        only then; when a halt is replayed from the log, ``park`` says which.
         """
         only = None if park is None else set(park)
         parked = []
@@ -373,7 +374,11 @@ class Scheduler(Division):
                 freed += self._park(other)
         for other in freed:
             self._consider(other)
-        return parked
+        return parked + self.unknown_to(execution)
+
+    def unknown_to(self, front: Execution) -> list[Position]:
+        """Where those are that were not divided when a dataflow was halted in front of ``front``, for its key."""
+        return sorted(e.position for e in self.undivided(front.unit.dataflow)) if front.unit.divided else []
 
     def _park(self, execution: Execution) -> Iterable[Execution]:
         """Park it without its intents; returns the executions to check again."""
@@ -393,18 +398,31 @@ class Scheduler(Division):
         fronts = [self.halted.pop(halt) for halt in halts]
         for front in fronts if skip else ():
             self._withdraw(front)
-        parked = sorted(e for e in self.parked.values() if halt_of(e) in halts)
+        moving = self.moving(halts)
+        freed: list[Execution] = []
         new: dict[int, int] = {}
-        for execution in parked:
-            del self.parked[execution.position]
+        for execution in moving:
+            if execution.state is State.PARKED:
+                del self.parked[execution.position]
+                execution.become(State.WAITING)
+            else:
+                self._go(execution)
+                freed += self._blocked.pop(execution.position, ())
             sequence = new.setdefault(sequence_of(execution.position), 0) or next_sequence()
             new[sequence_of(execution.position)] = sequence
             execution.position = position(sequence, rank_of(execution.position))
-            execution.become(State.WAITING)
             self._come(execution)
-        for execution in parked:
+        for execution in (*moving, *freed):
             self._consider(execution)
-        return parked
+        return moving
+
+    def moving(self, halts: Collection[Halt]) -> list[Execution]:
+        """What gets new positions when these halts end: all that is parked, and what is still to be divided, because the keys
+        that were halted may be among its own, and their batches must stay in order.
+        """
+        parked = [e for e in self.parked.values() if halt_of(e) in halts]
+        wholes = [whole for dataflow in {name for name, _ in halts} for whole in self.undivided(dataflow)]
+        return sorted([*parked, *wholes])
 
     def fronts(self, stream: str) -> list[Execution]:
         """The executions in front of which dataflows that a border stream feeds are halted."""

@@ -12,7 +12,7 @@ from tidegate.directory.compatibility import is_foreign, stream_columns
 from tidegate.errors import LogDamaged, LogFailed
 from tidegate.txn.log.files import Files
 from tidegate.txn.log.reader import Cut, Entry, LogReader, begin_of
-from tidegate.txn.log.record import FORMAT, Asked, Checkpoint, Executed, Segment, Skipped, Upgraded
+from tidegate.txn.log.record import FORMAT, Asked, Checkpoint, Executed, Resumed, Segment, Skipped, Upgraded
 
 
 class Survey:
@@ -23,7 +23,8 @@ class Survey:
     ``end``, after which a tail may be ``cut``.
     ``segments``: the headers of segments with records to apply, each with the LSN of the last of them.
     ``skipped``: what was deliberately skipped. ``upgrades``: where another version of the app began to write it.
-    ``outcomes``: in mode weak, the records that say how an execution ended, or that it asked; there are few.
+    ``outcomes``: in mode weak, the records that say how an execution ended, that it asked, or that what was halted
+    continued; there are few.
     """
 
     def __init__(self, files: Files) -> None:
@@ -33,7 +34,7 @@ class Survey:
         self.skipped: list[Skipped] = []
         self.upgrades: list[Upgraded] = []
         for entry in reader:
-            if entry.kind in (Executed, Asked):
+            if entry.kind in (Executed, Asked, Resumed):
                 self.outcomes.append(entry)
                 continue
             record = entry.record

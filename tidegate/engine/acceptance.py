@@ -222,6 +222,11 @@ class Acceptance:
         known = [key for name, key in self._engine.scheduler.halted if name == dataflow]
         if not known:
             halted = {name for name, _ in self._engine.scheduler.halted}
+            unit = next((u for u in self._engine.graph.units if u.name == dataflow and u.dataflow in halted), None)
+            if unit is not None:
+                raise DeclarationError(
+                    f"{dataflow} is a part of dataflow {unit.dataflow}, which is halted: give {unit.dataflow!r}", name=dataflow
+                )
             raise unknown("skip" if skip else "resume", "halted dataflow", dataflow, halted)
         for key in keys or ():
             if key not in known:
@@ -263,7 +268,7 @@ class Acceptance:
             if halt[0] == entry.dataflow and (entry.keys is None or halt[1] in entry.keys)
         ]
         skipped = [scheduler.halted[halt] for halt in halts] if entry.skip else []
-        before = {execution: execution.position for execution in scheduler.parked.values()}
+        before = {execution: execution.position for execution in scheduler.moving(halts)}
         numbers = count(first)
         resumed = scheduler.resume(halts, numbers.__next__, entry.skip)
         moved = [(before[execution], execution) for execution in resumed]

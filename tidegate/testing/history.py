@@ -95,7 +95,7 @@ class History:
             for halt in halts if skip else ():
                 front = scheduler.halted[halt]
                 self.skipped[front.unit.name, front.key, front.batch_id] = front.context.failure
-            before = {e: e.position for e in scheduler.parked.values()}
+            before = {e: e.position for e in scheduler.moving(halts)}
             executions = resume(halts, next_sequence, skip)
             for e in executions:
                 self.moves[before[e]] = e.position

@@ -28,7 +28,7 @@ from tidegate.txn.entries import Work
 from tidegate.txn.execution import Execution, State
 from tidegate.txn.executors.serial import SerialExecutor, call_transaction, inline_transaction
 from tidegate.txn.journal import Journal
-from tidegate.txn.log.record import Advanced, Any_, Asked, Called, Executed, Fed, Pushed, Reasked, Requeued
+from tidegate.txn.log.record import Advanced, Any_, Asked, Called, Executed, Fed, Pushed, Reasked, Requeued, Resumed
 from tidegate.txn.outcome import COMMITTED, Outcome
 from tidegate.txn.positions import Position, describe, position, sequence_of
 from tidegate.txn.program import UnitProgram
@@ -111,11 +111,11 @@ class ReplayExecutor(SerialExecutor):
         """Weak mode: gets every outcome and question once before the replay begins. What failed or asked must not run
         before its record.
         """
-        if isinstance(record, (Executed, Asked)) and not self._as_logged:
+        if isinstance(record, (Executed, Asked, Resumed)) and not self._as_logged:
             self._held.update(_named(record))
 
-    def _release(self, record: Executed | Asked) -> None:
-        for at in _named(record):
+    def _release(self, positions: Iterable[Position]) -> None:
+        for at in positions:
             if self._held[at] > 1:
                 self._held[at] -= 1
             else:
@@ -128,6 +128,8 @@ class ReplayExecutor(SerialExecutor):
             self.place_call(work, ticket)
         elif work.resumption is not None:
             with self.lock:
+                self._release(old for old, _ in work.resumption.moved)
+                self.scheduler.divide()
                 self.resumed(work.resumption)
             self.placed = work.last
             self.run_ready()
@@ -284,7 +286,15 @@ class ReplayExecutor(SerialExecutor):
         self.unlogged.repeating = True
         self.settle(execution, self._repeat(txn, record))
         self.unlogged.repeating = False
+        if record.parked:
+            self._divide_released()
         self.run_ready()
+
+    def _divide_released(self) -> None:
+        """A log said that these were not divided before now."""
+        with self.lock:
+            self.scheduler.divide()
+            self._after_scheduling()
 
     def asked_as(self, record: Asked) -> None:
         """Have an execution ask what the log says it asked: what is in front of the question does not run."""
@@ -312,7 +322,7 @@ class ReplayExecutor(SerialExecutor):
 
     def _ready_for(self, record: Executed | Asked, what: str) -> Execution:
         """The execution that a record is about."""
-        self._release(record)
+        self._release(_named(record))
         execution = self.scheduler.live.get(record.position)
         if execution is None or execution.state is not State.READY:
             failures = "; ".join(f.reason for f in self.unlogged.records if isinstance(f, Executed))
@@ -368,6 +378,8 @@ class ReplayExecutor(SerialExecutor):
         self.runtime.put_effects(txn, writes, emitted)
 
 
-def _named(record: Executed | Asked) -> list[int]:
-    """The positions that must not run before this record."""
+def _named(record: Executed | Asked | Resumed) -> list[int]:
+    """The positions that must not run, or be divided, before this record."""
+    if isinstance(record, Resumed):
+        return [old for old, _ in record.moved]
     return [record.position, *(record.parked or ())] if isinstance(record, Executed) else [record.position]

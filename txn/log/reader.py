@@ -26,6 +26,7 @@ from tidegate.txn.log.record import (
     Executed,
     Mark,
     Record,
+    Resumed,
     Segment,
     Skipped,
     Upgraded,
@@ -38,7 +39,7 @@ from tidegate.txn.log.record import (
 
 UNAPPLIED = frozenset({Segment, Mark, Checkpoint, Skipped, Upgraded})  # they are about the log, not about the engine
 ABOUT_THE_LOG: frozenset[type[Record]] = frozenset({Checkpoint, Skipped, Upgraded})
-OUTCOMES: frozenset[type[Record]] = frozenset({Executed, Asked})
+OUTCOMES: frozenset[type[Record]] = frozenset({Executed, Asked, Resumed})
 BEFORE_A_REPLAY = {
     "weak": ABOUT_THE_LOG | OUTCOMES
 }  # what must be known, by mode; otherwise only what is about the log

@@ -211,7 +211,7 @@ def _halts(plan: Plan, units: Mapping[str, Unit], saved: Mapping[str, Any]) -> N
     for e in saved["executions"]:
         unit = units.get(plan.units.get(e["unit"], e["unit"]))
         if unit is not None:
-            halts[e["position"]] = unit.dataflow, "" if unit.together else repr(e["key"])
+            halts[e["position"]] = unit.dataflow, repr(e["key"]) if unit.halts_by_key and "parts" not in e else ""
     fronts = [halts[at] for at, _ in saved["halted"] if at in halts]
     stray = [halts[at] for at in saved["parked"] if at in halts and halts[at] not in fronts]
     for dataflow, _ in stray[:1] or [halt for halt in fronts if fronts.count(halt) > 1][:1]:
