@@ -12,7 +12,9 @@ from __future__ import annotations
 from tidegate import App, Batch, Transaction
 
 app = App("shipments")
-app.table("CREATE TABLE shipments (id BIGINT PRIMARY KEY, due TIMESTAMP NOT NULL, timer VARCHAR, state VARCHAR NOT NULL)")
+app.table(
+    "CREATE TABLE shipments (id BIGINT PRIMARY KEY, due TIMESTAMP NOT NULL, timer VARCHAR, state VARCHAR NOT NULL)"
+)
 app.stream("booked", "id BIGINT NOT NULL, due TIMESTAMP NOT NULL", border=True)
 app.stream("picked_up", "id BIGINT NOT NULL", border=True)
 app.stream("unclaimed", "id BIGINT NOT NULL", border=True)

@@ -198,7 +198,7 @@ def test_what_is_divided_after_a_resumption_keeps_the_order_of_its_keys(tmp_path
     with tidegate.open(app, tmp_path, executor="manual") as engine:
         engine.push("lines", [(1, "a b")])
         engine.push("lines", [(2, "b")])
-        first, second = engine.scheduler.ready()
+        first, _ = engine.scheduler.ready()
         engine.executor.run(engine.scheduler.take(first))
         for execution in [e for e in engine.scheduler.ready() if e.key in ("a", "b")]:
             engine.executor.run(engine.scheduler.take(execution))

@@ -225,7 +225,8 @@ class Acceptance:
             unit = next((u for u in self._engine.graph.units if u.name == dataflow and u.dataflow in halted), None)
             if unit is not None:
                 raise DeclarationError(
-                    f"{dataflow} is a part of dataflow {unit.dataflow}, which is halted: give {unit.dataflow!r}", name=dataflow
+                    f"{dataflow} is a part of dataflow {unit.dataflow}, which is halted: give {unit.dataflow!r}",
+                    name=dataflow,
                 )
             raise unknown("skip" if skip else "resume", "halted dataflow", dataflow, halted)
         for key in keys or ():
