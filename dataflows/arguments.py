@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import inspect
 import json
 import types
 import typing
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from decimal import Decimal
 from functools import cached_property
 from typing import Any
@@ -28,6 +30,16 @@ WORDS = {
     "str": "text",
     "bytes": "bytes in base64",
 }
+
+
+def _read_time(kind: Any, text: str) -> dt.datetime | dt.time | None:
+    """A time as SQL may write it: with a space, or without seconds. None: it is none."""
+    kinds = {kind, *typing.get_args(kind)}
+    for one in (dt.datetime, dt.time):
+        if one in kinds:
+            with suppress(ValueError):
+                return one.fromisoformat(text)
+    return None
 
 
 class Arguments:
@@ -73,6 +85,8 @@ class Arguments:
         except (msgspec.ValidationError, ValueError):
             if not isinstance(value, str):
                 raise self._refused(parameter, kind, value) from None
+        if (found := _read_time(kind, value)) is not None:
+            return found
         try:  # whole numbers beyond 2**53 travel as text
             return _finite(msgspec.convert(value, kind, strict=False))
         except (msgspec.ValidationError, ValueError):

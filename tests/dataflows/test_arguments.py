@@ -47,6 +47,15 @@ def test_json_values_become_what_the_annotations_say() -> None:
     )
 
 
+def test_times_may_be_written_as_in_sql() -> None:
+    at = dt.datetime(2026, 1, 31, 14, 5)
+    for text in ("2026-01-31 14:05:00", "2026-01-31 14:05", "2026-01-31T14:05"):
+        assert READ([], {"at": text}) == ([], {"at": at})
+    assert READ([], {"at": "2026-01-31"}, text=True) == ([], {"at": dt.datetime(2026, 1, 31)})
+    with pytest.raises(DataError, match="at takes a time such as 2026-01-31T14:05:00 or null, got 'noon'"):
+        READ([], {"at": "noon"})
+
+
 def test_texts_are_read_by_annotations_and_otherwise_as_json_or_text() -> None:
     assert READ(["0123", "9.10"], {"due": "2026-01-31", "anything": "[1]"}, text=True) == (
         ["0123", Decimal("9.10")],

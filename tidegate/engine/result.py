@@ -88,7 +88,7 @@ class Result:
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table><p>{rows}</p>"
 
     def __repr__(self) -> str:
-        return f"<Result {len(self)} rows: {', '.join(self.columns)}>"
+        return f"<Result {len(self)} row{'' if len(self) == 1 else 's'}: {', '.join(self.columns)}>"
 
 
 def _cell(value: Any) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sqlglot import exp
 
 from tidegate.replica.postgres.functions import INT4, SAME
@@ -20,14 +22,14 @@ def function_source(node: exp.Table, kinds: Kinds) -> exp.Expr:
     if alias is not None and len(alias.columns) > 1:
         return node
     if name in _ROWS:
-        whole = name == "generate_series" and set(kinds.of(*call.expressions)) <= {"int2", "int4"}
-        if not whole:
+        target = _series(kinds.of(*call.expressions)) if name == "generate_series" else None
+        if target is None:
             return _column_named(node, alias)
         given = exp.Table(
             this=call.copy(), alias=exp.TableAlias(this=exp.to_identifier("tg_g"), columns=[exp.to_identifier("tg_x")])
         )
         inner = exp.Select(
-            expressions=[_called(cast(exp.column("tg_x"), "INTEGER"), node, name)], from_=exp.From(this=given)
+            expressions=[_called(cast(exp.column("tg_x"), target), node, name)], from_=exp.From(this=given)
         )
     elif name in SAME or name in INT4:
         inner = exp.Select(expressions=[_called(call.copy(), node, name)])
@@ -37,6 +39,13 @@ def function_source(node: exp.Table, kinds: Kinds) -> exp.Expr:
     if node.args.get("joins"):
         source.set("joins", [join.copy() for join in node.args["joins"]])
     return source
+
+
+def _series(kinds: Sequence[str | None]) -> str | None:
+    """The type of a series where DuckDB has another one."""
+    if set(kinds) <= {"int2", "int4"}:
+        return "INTEGER"
+    return "TIMESTAMPTZ" if "date" in kinds and "timestamp" not in kinds else None
 
 
 def _called(value: exp.Expr, node: exp.Table, name: str) -> exp.Expr:
