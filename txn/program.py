@@ -15,11 +15,12 @@ from tidegate.dataflows.times import minds
 from tidegate.dataflows.validation import clashing
 from tidegate.errors import AccessError, DataError
 from tidegate.storage.database import Database
-from tidegate.storage.expiry import ExpiringReader
+from tidegate.storage.expiry import ExpiringReader, remove_due
 from tidegate.storage.readers import CommittedReader, CompositeReader, PartitionReader, Reader
 from tidegate.storage.schema import Relation
 from tidegate.storage.sql.statements import Statement
 from tidegate.storage.versions import VersionedTable
+from tidegate.storage.view import View
 from tidegate.streams.windows import WindowState
 from tidegate.streams.windows.declare.declared import open_window, window_relation
 from tidegate.streams.windows.evaluate.ahead import LookAhead
@@ -237,6 +238,11 @@ class UnitProgram:
                 member.function = user_code(member.function)
         readers = [reader for program in self.members for reader in program.access.values()]
         self.committed = any(isinstance(getattr(reader, "inner", reader), CommittedReader) for reader in readers)
+
+    def remove_due(self, view: View) -> None:
+        """At the end of its procedures: delete rows that are due from the tables that it has written to."""
+        for reader in self.expiring:
+            remove_due(view, reader)
 
 
 def timers_of(app: App) -> Timers:

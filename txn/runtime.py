@@ -21,7 +21,6 @@ from tidegate.mutex import Rank, outside_locks
 from tidegate.storage.base import let_signal_through
 from tidegate.storage.columnar import Given
 from tidegate.storage.database import Database, Readers
-from tidegate.storage.expiry import remove_due
 from tidegate.storage.schema import GENERATED, Key, Row
 from tidegate.storage.view import NOTHING, WriteSet
 from tidegate.streams.batch import Batch
@@ -154,8 +153,8 @@ class Runtime:
                 txn.relations = NOTHING
             if one_member and txn.cursor < len(members):
                 return PAUSED
-        for reader in txn.unit.expiring:
-            remove_due(txn, reader)
+        if txn.unit.expiring:
+            txn.unit.remove_due(txn)
         for stream, key, most in txn.unit.rekeyed:
             if stream in txn.emitted:
                 check_divisible(txn.emitted[stream], key, most)
