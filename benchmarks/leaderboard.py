@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from tidegate import App
+from tidegate.benchmarks.leaderboard_sql import leaderboard_sql
 from tidegate.benchmarks.peers import compare
 from tidegate.benchmarks.peers.contest import Peer
 from tidegate.benchmarks.setting import setting
@@ -37,13 +38,15 @@ def bench(
     durable: bool = False,
     variants: bool = False,
     peers: Sequence[Peer] = (),
+    sql: bool = False,
     progress: Progress = lambda text: None,
 ) -> dict[str, Any]:
     """Medians over ``rounds`` alternating rounds. One vote is one batch and one nested transaction of up to three
     executions; ``feed`` is the bulk path, ``push`` makes a ticket for every vote and waits for none of them.
 
     ``durable``: the headline is an engine with a directory and group commit, everything acknowledged at the end.
-    ``variants``: and other settings of such an engine. ``peers``: and other systems on the same votes, in turn with the headline.
+    ``variants``: and other settings of such an engine. ``sql``: who leaves is taken out by one SQL UPDATE that DuckDB answers
+    (:mod:`tidegate.benchmarks.leaderboard_sql`). ``peers``: and other systems on the same votes, in turn with the headline.
     """
     cast = random_votes(votes, seed)
     seconds: dict[str, list[float]] = {"dicts": [], "feed": [], "push": []}
@@ -56,7 +59,7 @@ def bench(
         contest = Contest()
         seconds["dicts"].append(_timed(partial(contest.run, cast)))
         for name in list(seconds)[1:]:
-            taken, right = _once(name, cast, contest)
+            taken, right = _once(name, cast, contest, sql)
             seconds[name].append(taken)
             correct &= right
     executions = votes + contest.valid + contest.valid // 1_000
@@ -64,7 +67,7 @@ def bench(
     headline = "durable_feed" if durable else "feed"
 
     def ours() -> float:
-        return votes / _once(headline, cast, contest)[0]
+        return votes / _once(headline, cast, contest, sql)[0]
 
     return {
         "votes": votes,
@@ -72,6 +75,7 @@ def bench(
         "executions": executions,
         "rounds": rounds,
         "durable": durable,
+        "sql": sql,
         "votes_per_s": round(1 / per_vote[headline]),
         **{f"{name}_votes_per_s": round(1 / spent) for name, spent in per_vote.items()},
         "overhead_us_per_execution": round((per_vote[headline] - per_vote["dicts"]) * votes / executions * 1e6, 2),
@@ -82,13 +86,13 @@ def bench(
     }
 
 
-def _once(name: str, cast: list[Vote], contest: Contest) -> tuple[float, bool]:
+def _once(name: str, cast: list[Vote], contest: Contest, sql: bool = False) -> tuple[float, bool]:
     """The seconds that one run takes, and whether its result is right."""
     with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as place:
         settings = {"path": place} if name.startswith("durable") else {}
-        with start(leaderboard(), **settings) as engine:
+        with start(leaderboard_sql() if sql else leaderboard(), **settings) as engine:
             taken = _timed(partial(_feed if name.endswith("feed") else _push, engine, cast))
-            return taken, final_state(engine) == reference_state(contest)
+            return taken, final_state(engine, sql) == reference_state(contest)
 
 
 def _variants(cast: list[Vote], contest: Contest, rounds: int, progress: Progress) -> dict[str, dict[str, Any]]:
@@ -122,10 +126,14 @@ def _push(engine: Any, votes: list[Vote]) -> None:
     tickets[-1].result()
 
 
-def final_state(engine: Any) -> dict[str, Any]:
+PHONES = "SELECT phone, count(*) AS used FROM votes GROUP BY phone ORDER BY phone"
+COUNTED = "SELECT phone, used FROM phones WHERE used > 0 ORDER BY phone"  # where a table counts them
+
+
+def final_state(engine: Any, counted: bool = False) -> dict[str, Any]:
     """The final state of the contest, read back with SQL."""
     rows = engine.query("SELECT id, total, trending FROM contestants ORDER BY id").rows
-    phones = engine.query("SELECT phone, count(*) AS used FROM votes GROUP BY phone ORDER BY phone").rows
+    phones = engine.query(COUNTED if counted else PHONES).rows
     votes = engine.query("SELECT id FROM votes ORDER BY id").rows
     return {
         "totals": {row.id: row.total for row in rows},

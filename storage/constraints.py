@@ -19,7 +19,7 @@ from tidegate.storage.sql.parsing import parse_expression
 from tidegate.storage.sql.semantics import Fallback
 
 if TYPE_CHECKING:
-    from tidegate.storage.sql.overlay import BaseConnection
+    from tidegate.storage.sql.connection import BaseConnection
     from tidegate.storage.view import View
 
 Default = Callable[["View"], Any]

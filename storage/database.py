@@ -18,7 +18,7 @@ from tidegate.storage.indexes import SecondaryIndex
 from tidegate.storage.merges import Changes
 from tidegate.storage.schema import Column, Key, Row, TableSchema
 from tidegate.storage.setaside import restored
-from tidegate.storage.sql.overlay import BaseConnection
+from tidegate.storage.sql.connection import BaseConnection
 from tidegate.storage.versions import VersionedTable
 from tidegate.storage.view import View, WriteSet
 from tidegate.storage.writing import Delta

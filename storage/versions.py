@@ -25,7 +25,8 @@ Pure data structure: no clock, file or DuckDB. Rows not in memory come through t
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from tidegate.errors import CorruptionError
@@ -39,6 +40,7 @@ from tidegate.storage.schema import Key, Row, TableSchema
 
 WHOLE: Final = slice(None)  # row[WHOLE] is row[:], without making the slice
 
+NEWS = 1 << 17  # keys remembered for SQL; when there are more, it looks at all changes again
 MANY = 8  # from this many writes to a table on, a joint pass pays off
 
 # rows of the base by key, or None when the loader filled the whole table instead
@@ -65,9 +67,10 @@ class VersionedTable:
         self.gone: list[Key] = []  # deleted according to the last merge, and to be forgotten
         self.indexes = [SecondaryIndex(schema, index) for index in schema.indexes]
         self.indexed = {_names(index.columns): index for index in reversed(self.indexes)}
-        self.newest_commit = self.merges = 0  # while both are unchanged, an overlay built for SQL is reused
+        self.newest_commit = self.merges = 0
         self.due_loaded: tuple[int, Any] = (-1, None)  # see tidegate.storage.expiry: evictions, and up to which time
-        self.overlay: Any = None  # the changes above the base as SQL reads them, kept by tidegate.storage.sql.overlay
+        self.columns: Any = None  # rows as SQL reads them, kept by tidegate.storage.sql.columns
+        self.news: deque[Key] | None = None  # keys committed since SQL last looked, if it has ever looked
         self._load = load
         self._settled = (BASE, 0)  # while there are chains: the position and the commit below which nothing was kept
         self.evictions = 0  # how often rows were evicted: while it is unchanged, a complete table stays complete
@@ -124,12 +127,6 @@ class VersionedTable:
         straight = self.straight
         return self._settled if straight == NEVER else (straight, self.newest_commit)
 
-    def newest_version(self) -> tuple[Position, int]:
-        """A reader above this position, or of this commit or a later one, sees the newest version of every row."""
-        heads = list(self.chains.values())
-        position, commit = self.settled
-        return max([position, *(head[0] for head in heads)]), max([commit, *(head[3] for head in heads)])
-
     def keys(self) -> list[Key]:
         """All keys in memory (every key of the table when it is complete), in no order."""
         return list(self.rows)
@@ -143,10 +140,28 @@ class VersionedTable:
         wanted = frozenset(columns)
         return next((index for index in self.indexes if frozenset(index.columns) == wanted), None)
 
-    def overlay_keys(self) -> Iterator[Key]:
+    def overlay_keys(self) -> Iterable[Key]:
         """Keys whose visible row may differ from the base row: changed since the merge, or read in an old version."""
-        merge = self.merge
-        yield from {**(merge.changed if merge is not None else {}), **self.dirty, **dict.fromkeys(list(self.chains))}
+        with self._placing:  # a merge that begins moves them
+            merged = self.merge.changed if self.merge is not None else {}
+            return {**merged, **self.dirty, **dict.fromkeys(list(self.chains))}
+
+    @property
+    def above_base(self) -> int:
+        """How many keys :meth:`overlay_keys` has, or more."""
+        with self._placing:
+            return len(self.dirty) + len(self.chains) + (len(self.merge.changed) if self.merge is not None else 0)
+
+    def start_news(self) -> None:
+        """From now on remember which keys are committed: SQL is about to look at all of them."""
+        self.news = deque(maxlen=NEWS)
+
+    def take_news(self) -> list[Key] | None:
+        """The keys committed since they were last taken; None when there were too many to remember."""
+        news = self.news
+        if news is None or len(news) >= NEWS:
+            return None
+        return [news.popleft() for _ in range(len(news))]
 
     # ---- loading
 
@@ -234,6 +249,8 @@ class VersionedTable:
                 rows[key] = row and row[WHOLE]  # a plain tuple, whatever it was
         self.straight = position
         self.newest_commit = commit
+        if self.news is not None:  # after the rows have changed: who finds the key here finds the row
+            self.news.extend(writes)
 
     def _commit_indexed(self, writes: dict[Key, Row | None]) -> None:
         if len(writes) >= MANY:
@@ -261,6 +278,8 @@ class VersionedTable:
         else:
             self._commit_each(writes, position, commit)
         self.newest_commit = commit
+        if self.news is not None:
+            self.news.extend(writes)
 
     def _commit_many(self, writes: dict[Key, Row | None]) -> dict[Key, Row | None]:
         """Commit what replaces existing rows; returns the rest. One pass: reaching many rows is what costs."""
@@ -390,6 +409,8 @@ class VersionedTable:
             self.gone = self.merge.gone
             self.merge = None
             self.merges += 1
+            if self.news is not None and len(self.news) >= NEWS:
+                self.news = self.columns = None  # SQL does not look any more
 
     def merge_failed(self) -> None:
         """The changes taken did not reach the base, or it is unknown whether they did: they are dirty again, and the
@@ -416,6 +437,8 @@ class VersionedTable:
             self.dirty[key] = False
             for index in self.indexes:
                 index.add(row, key)
+        if self.news is not None:
+            self.news.append(key)
 
     def export_chains(self, encode: Callable[[Any], Any]) -> list[Any]:
         """The chains of keys with more than their newest version, for the checkpoint."""

@@ -1,120 +1,128 @@
 """What SQL sees of a table: the base, with the changes above it laid over it.
 
-A table's name in a query stands for
+A table's name in a query stands for one of
 
-    base rows whose key is not in the overlay  ∪  overlay rows
+    the base                                                            nothing has changed since the last merge
+    base rows whose key is not in the overlay  ∪  overlay rows          few rows have changed
+    all rows as columns                                                 many have, and the table is in memory
 
-where the overlay is the committed rows above the base that the execution sees, under its own writes. It is passed to
-DuckDB as one Arrow table (each adds about a millisecond to a query); a deleted row is one whose ``tg:gone`` is true.
-The committed part is kept on the table and used again until something is committed or merged.
+where the overlay is the committed rows above the base that the execution sees, under its own writes, and ``columns`` is
+kept by :mod:`tidegate.storage.sql.columns`. Both are shown to DuckDB as one Arrow table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, Final
 
-import numpy as np
 import pyarrow as pa
 
 from tidegate.storage.arrow import arrow_table
 from tidegate.storage.base import base_name
+from tidegate.storage.chains import lost
 from tidegate.storage.column_rows import ColumnRows
 from tidegate.storage.ddl import quote
 from tidegate.storage.expiry import ExpiringReader
 from tidegate.storage.readers import Reader
-from tidegate.storage.schema import Key, Relation, Row, TableSchema
+from tidegate.storage.schema import Relation, TableSchema
+from tidegate.storage.sql.columns import LIVE, columns_of, older
+from tidegate.storage.sql.connection import BaseConnection
 from tidegate.storage.view import View
 
-if TYPE_CHECKING:
-    import duckdb
+BASE: Final = "base"
+OVERLAID: Final = "overlaid"
+COLUMNS: Final = "columns"
 
-GONE = "tg:gone"
-
-
-class BaseConnection:
-    """One thread's connection to the base, and the Arrow tables it has been shown."""
-
-    def __init__(self, cursor: duckdb.DuckDBPyConnection, thread: int = 0) -> None:
-        self.cursor = cursor
-        self.thread = thread
-        self._shown: dict[str, pa.Table] = {}
-
-    def show(self, name: str, table: pa.Table) -> None:
-        """Make ``table`` readable as ``name``; free when it is the one already there."""
-        if self._shown.get(name) is not table:
-            self.cursor.register(name, table)
-            self._shown[name] = table
+Name = Callable[[str], str]  # SQL for the value with this name
 
 
-class _Committed(NamedTuple):
-    """The committed part of an overlay, right for every reader who sees all of it."""
+class Partitions:
+    """The partitions of one table that a view is restricted to, as values of a query: ``<name>_<n>`` for each column."""
 
-    commit: int
-    merges: int
-    newest_position: int
-    newest_commit: int
-    places: dict[Key, int]
-    arrow: pa.Table | None
+    def __init__(self, schema: TableSchema, chosen: Collection[Any], name: str) -> None:
+        self.names = [f"{name}_{i}" for i in range(len(schema.partition_by))]
+        columns = list(zip(*chosen, strict=True)) if len(self.names) > 1 else [tuple(chosen)]
+        self.several = len(chosen) != 1
+        self.values: dict[str, Any] = {
+            each: list(values) if self.several else values[0]
+            for each, values in zip(self.names, columns or [()] * len(self.names), strict=True)
+        }
+        self._schema = schema
+
+    def condition(self, name: Name) -> str:
+        schema = self._schema
+        if not self.several:
+            return " AND ".join(
+                f"{quote(column)} = {name(each)}" for column, each in zip(schema.partition_by, self.names, strict=True)
+            )
+        kinds = [schema.column(column).type.sql for column in schema.partition_by]
+        lists = ", ".join(
+            f"unnest(CAST({name(each)} AS {kind}[]))" for each, kind in zip(self.names, kinds, strict=True)
+        )
+        return f"({', '.join(map(quote, schema.partition_by))}) IN (SELECT {lists})"
 
 
-def table_source(view: View, connection: BaseConnection, reader: Reader, name: str) -> tuple[str, dict[str, Any]]:
-    """SQL for the rows of one table as ``view`` sees them, and its parameters, which are called ``<name>_<n>``."""
+class NotDue:
+    """Rows that are due are hidden: where they expire, those whose time is over."""
+
+    def __init__(self, view: View, reader: ExpiringReader, name: str) -> None:
+        expiry = reader.table.schema.expiry
+        assert expiry is not None
+        self._time = quote(expiry.column)
+        self._name = f"{name}_due"
+        self.values: dict[str, Any] = {self._name: reader.cut(view)}
+
+    def condition(self, name: Name) -> str:
+        return f"({self._time} IS NULL OR {self._time} > {name(self._name)})"
+
+
+Limits = Sequence[Partitions | NotDue]
+
+
+def limits_of(view: View, reader: Reader, name: str) -> Limits:
+    """Which rows of the table ``view`` may see, and the values that say so, which are called ``<name>_…``."""
+    chosen = reader.partitions(view)
+    limits: list[Partitions | NotDue] = [] if chosen is None else [Partitions(reader.table.schema, chosen, name)]
     if isinstance(reader, ExpiringReader):
-        return _not_due(view, connection, reader, name)
-    schema = reader.table.schema
-    partitions = reader.partitions(view)
-    overlay = None
-    if (
-        partitions is None or partitions
-    ):  # with none at all it has no lock on the table, so nothing keeps versions for it
-        overlay = _overlay(schema, _committed(view, reader), view.writes.get(schema.name))
-    if overlay is not None:
-        connection.show(f"tg_o:{schema.name}", overlay)
-    if partitions is None:
-        return _source(schema, overlay is not None, "", False), {}
-    columns = list(zip(*partitions, strict=True)) if len(schema.partition_by) > 1 else [tuple(partitions)]
-    if len(partitions) == 1:
-        given = {f"{name}_{i}": value for i, (value,) in enumerate(columns)}
-        return _source(schema, overlay is not None, name, False), given
-    lists = {f"{name}_{i}": list(values) for i, values in enumerate(columns or [()] * len(schema.partition_by))}
-    return _source(schema, overlay is not None, name, True), lists
+        limits.append(NotDue(view, reader, name))
+    return limits
 
 
-def _not_due(view: View, connection: BaseConnection, reader: ExpiringReader, name: str) -> tuple[str, dict[str, Any]]:
-    """``table_source`` without the rows that are due."""
-    source, given = table_source(view, connection, reader.inner, name)
-    expiry = reader.table.schema.expiry
-    assert expiry is not None
-    time = quote(expiry.column)
-    given[f"{name}_due"] = reader.cut(view)
-    return f"SELECT * FROM ({source}) WHERE {time} IS NULL OR {time} > ${name}_due", given
+def show_table(view: View, connection: BaseConnection, reader: Reader) -> str:
+    """Show DuckDB what ``view`` sees of a table beside the base, or instead of it; returns which."""
+    chosen = reader.partitions(view)
+    if chosen is not None and not chosen:
+        return BASE  # it sees no row; and it has no lock on the table, so nothing keeps versions for it
+    table, written = reader.table, view.writes.get(reader.name)
+    changed = table.above_base
+    if not changed and not written:
+        return BASE
+    if changed and not reader.sees_all(view, *table.settled):
+        raise lost(table.name, None, f"position {view.position}")
+    columns = columns_of(table)  # before the chains: what it takes too early, they still have
+    over = older(view, reader) if table.chains else {}
+    if written:
+        over.update(written)
+    connection.show(f"tg_o:{table.name}", columns.arrow(over))
+    return COLUMNS if columns.whole else OVERLAID
 
 
-def _overlay(schema: TableSchema, committed: _Committed, written: dict[Key, Row | None] | None) -> pa.Table | None:
-    """Committed rows without those overwritten, and the written ones."""
-    if not written:
-        return committed.arrow
-    own = _changed(schema, written.items())
-    if committed.arrow is None:
-        return own
-    hidden = [place for key in written if (place := committed.places.get(key)) is not None]
-    kept = committed.arrow
-    if hidden:
-        mask = np.ones(len(committed.places), dtype=bool)
-        mask[hidden] = False
-        kept = kept.filter(pa.array(mask))
-    return pa.concat_tables([kept, own])
-
-
-def relation_source(connection: BaseConnection, relation: Relation, rows: Any) -> str:
-    """SQL for the rows of a batch, stream or window."""
+def show_relation(connection: BaseConnection, relation: Relation, rows: Any) -> None:
+    """Show DuckDB the rows of a batch, stream or window."""
     if isinstance(rows, ColumnRows):
         rows = rows.arrow
     arrow = rows if isinstance(rows, pa.Table) else arrow_table(relation, rows) if len(rows) else _empty(relation)
     connection.show(f"tg_r:{relation.name}", arrow)
-    return _relation(relation)
+
+
+def source_of(schema: TableSchema | None, form: Any, limits: Limits, name: Name) -> str:
+    """SQL for the rows of a table in this form, or of a relation."""
+    if schema is None:
+        return _relation(form)
+    text = _source(schema, form)
+    conditions = " AND ".join(limit.condition(name) for limit in limits)
+    return f"SELECT * FROM ({text}) WHERE {conditions}" if conditions else text
 
 
 @lru_cache(maxsize=4096)
@@ -128,25 +136,19 @@ def _relation(relation: Relation) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _source(schema: TableSchema, overlaid: bool, partition: str, several: bool) -> str:
+def _source(schema: TableSchema, form: str) -> str:
+    shown = quote(f"tg_o:{schema.name}")
+    live = f"SELECT {_casts('o', schema)} FROM {shown} AS o WHERE o.{quote(LIVE)} = 1"
+    if form == COLUMNS:
+        return live
     columns = ", ".join(f"b.{quote(column.name)}" for column in schema.columns)
-    text = f"SELECT {columns} FROM {base_name(schema)} AS b"
-    if overlaid:
-        changed = quote(f"tg_o:{schema.name}")
-        same = " AND ".join(
-            f"b.{quote(name)} = CAST(o.{quote(name)} AS {schema.column(name).type.sql})" for name in schema.primary_key
-        )
-        text += f" ANTI JOIN {changed} AS o ON {same}"
-        text += f" UNION ALL SELECT {_casts('o', schema)} FROM {changed} AS o WHERE NOT o.{quote(GONE)}"
-    if partition:
-        if several:
-            kinds = [schema.column(name).type.sql for name in schema.partition_by]
-            lists = ", ".join(f"unnest(CAST(${partition}_{i} AS {kind}[]))" for i, kind in enumerate(kinds))
-            mine = f"({', '.join(map(quote, schema.partition_by))}) IN (SELECT {lists})"
-        else:
-            mine = " AND ".join(f"{quote(name)} = ${partition}_{i}" for i, name in enumerate(schema.partition_by))
-        text = f"SELECT * FROM ({text}) WHERE {mine}"
-    return text
+    base = f"SELECT {columns} FROM {base_name(schema)} AS b"
+    if form == BASE:
+        return base
+    same = " AND ".join(
+        f"b.{quote(name)} = CAST(o.{quote(name)} AS {schema.column(name).type.sql})" for name in schema.primary_key
+    )
+    return f"{base} ANTI JOIN {shown} AS o ON {same} UNION ALL {live}"
 
 
 def _casts(alias: str, relation: Relation) -> str:
@@ -154,45 +156,3 @@ def _casts(alias: str, relation: Relation) -> str:
         f"CAST({alias}.{quote(column.name)} AS {column.type.sql}) AS {quote(column.name)}"
         for column in relation.columns
     )
-
-
-def _committed(view: View, reader: Reader) -> _Committed:
-    """The committed rows above the base that ``view`` sees, deletions included."""
-    table = reader.table
-    cached: _Committed | None = table.overlay
-    state = (
-        table.newest_commit,
-        table.merges,
-    )  # read first: a commit in between makes this overlay stale, not wrong
-    if (
-        cached is not None
-        and cached[:2] == state
-        and reader.sees_all(view, cached.newest_position, cached.newest_commit)
-    ):
-        return cached
-    keys = list(table.overlay_keys())
-    fresh = _Committed(
-        *state,
-        *table.newest_version(),
-        {key: place for place, key in enumerate(keys)},
-        _changed(table.schema, [(key, reader.old(view, key)) for key in keys]) if keys else None,
-    )
-    if reader.sees_all(view, fresh.newest_position, fresh.newest_commit):
-        table.overlay = fresh
-    return fresh
-
-
-def _changed(schema: TableSchema, changes: Iterable[tuple[Key, Row | None]]) -> pa.Table:
-    rows: list[Row] = []
-    gone: list[bool] = []
-    for key, row in changes:
-        gone.append(row is None)
-        rows.append(_key_only(schema, key) if row is None else row)
-    return arrow_table(schema, rows).append_column(GONE, pa.array(gone, type=pa.bool_()))
-
-
-def _key_only(schema: TableSchema, key: Key) -> Row:
-    row: list[Any] = [None] * len(schema.columns)
-    for place, part in zip(schema.key_indexes, (key,) if len(schema.key_indexes) == 1 else key, strict=True):
-        row[place] = part
-    return tuple(row)

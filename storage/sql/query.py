@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import duckdb
 import pyarrow as pa
@@ -16,8 +18,10 @@ from tidegate.storage.arrow import tupled
 from tidegate.storage.base import META
 from tidegate.storage.ddl import Scratch, quote
 from tidegate.storage.schema import Relation, Row, TableSchema
+from tidegate.storage.sql.connection import BaseConnection, value_of
 from tidegate.storage.sql.determinism import stabilize
-from tidegate.storage.sql.overlay import BaseConnection, relation_source, table_source
+from tidegate.storage.sql.feeding import Text
+from tidegate.storage.sql.overlay import limits_of, show_relation, show_table, source_of
 from tidegate.storage.sql.parameters import to_duckdb
 from tidegate.storage.sql.parsing import REFUSED_FUNCTIONS, TABLE_FUNCTIONS, refused_function, refused_source
 from tidegate.storage.view import View
@@ -27,6 +31,14 @@ if TYPE_CHECKING:
 
 Extra = Mapping[str, tuple[Relation, Sequence[Row]]]
 _NONE: Extra = MappingProxyType({})
+
+
+class _Ready(NamedTuple):
+    """A query to run. ``again``: its text with ``given`` as parameters, if ``sql`` reads them from a row."""
+
+    sql: str
+    given: dict[str, Any]
+    again: Callable[[], str] | None
 
 
 class Query:
@@ -46,13 +58,8 @@ class Query:
         self.tables = dict(tables)
         self.relations = dict(relations)
         self._scratch = scratch.connection
-        tree = stabilize(tree.copy(), self._families(tree), self._width)
-        self._places = sorted({int(str(node.this)[1:]) for node in tree.find_all(exp.Placeholder)})
-        clause = tree.args.get("with_")
-        self._ctes = [entry.sql("duckdb") for entry in clause.expressions] if clause is not None else []
-        self._with = "WITH RECURSIVE " if clause is not None and clause.args.get("recursive") else "WITH "
-        tree.set("with_", None)
-        self._body = tree.sql("duckdb")
+        families = self._families(tree)
+        self._written = Text(stabilize(tree.copy(), families, self._width), families)
         self._bind()
 
     # ---- declaring
@@ -90,8 +97,8 @@ class Query:
     def _bind(self) -> None:
         """Have DuckDB bind the text that will run, and refuse functions that would make it unrepeatable."""
         empty = self._empty_tables().removeprefix("WITH ").rstrip()
-        entries = [*([empty] if empty else []), *self._ctes]
-        text = (f"{self._with}{', '.join(entries)} " if entries else "") + self._body
+        ctes, body = self._written.parts("")
+        text = self._whole([*([empty] if empty else []), *ctes], body)
         try:
             self._scratch.execute(f"PREPARE tidegate_query AS {text}")
             self._scratch.execute("DEALLOCATE tidegate_query")
@@ -116,8 +123,7 @@ class Query:
 
     def rows(self, view: View, values: Sequence[Any], extra: Extra = _NONE) -> list[tuple[Any, ...]]:
         """The answer as plain tuples."""
-        description, rows = self._run(view, values, extra, _fetch_rows)
-        lists = [i for i, column in enumerate(description or ()) if str(column[1]).endswith("]")]
+        lists, rows = self._run(view, values, extra, BaseConnection.rows)
         if lists:
             rows = [tuple(tupled(v) if i in lists else v for i, v in enumerate(row)) for row in rows]
         return rows  # type: ignore[no-any-return]
@@ -132,13 +138,12 @@ class Query:
         connection = database.connection()
         try:
             if not database.concurrent:
-                text, given = self._text(view, connection, values, extra)
-                return fetch(connection.cursor, text, given)
+                return self._fetched(connection, self._text(view, connection, values, extra), fetch)
             with database.base.gate:
                 published = database.base.published
-                text, given = self._text(view, connection, values, extra)
+                text = self._text(view, connection, values, extra)
             try:
-                found = fetch(connection.cursor, text, given)
+                found = self._fetched(connection, text, fetch)
             except duckdb.Error:
                 if database.base.published == published:
                     raise
@@ -153,6 +158,16 @@ class Query:
             database.discard_connection()
             raise
 
+    def _fetched(self, connection: BaseConnection, text: _Ready, fetch: Any) -> Any:
+        if text.again is None:
+            return fetch(connection, text.sql, text.given)
+        try:
+            return fetch(connection, text.sql, {})
+        except duckdb.Error:
+            found = fetch(connection, text.again(), text.given)
+            self._written.refuse()
+            return found
+
     def _run_in_snapshot(
         self, view: View, connection: BaseConnection, values: Sequence[Any], extra: Extra, fetch: Any
     ) -> Any:
@@ -161,29 +176,43 @@ class Query:
         Merges are rare, so the first try runs without its own transaction, which would cost more than many queries.
         """
         with view.database.base.gate:
-            text, given = self._text(view, connection, values, extra)
+            text = self._text(view, connection, values, extra)
             connection.cursor.execute("BEGIN TRANSACTION READ ONLY")
             connection.cursor.execute(f"SELECT count(*) FROM {META}").fetchall()
         try:
-            return fetch(connection.cursor, text, given)
+            return self._fetched(connection, text, fetch)
         finally:
             connection.cursor.execute("ROLLBACK")
 
-    def _text(
-        self, view: View, connection: BaseConnection, values: Sequence[Any], extra: Extra
-    ) -> tuple[str, dict[str, Any]]:
-        given = {f"p{place}": to_duckdb(values[place]) for place in self._places}
-        entries = []
-        for number, name in enumerate(self.tables):
-            access = view.access.get(name) or view.undeclared(name)
-            source, partitions = table_source(view, connection, access, f"k{number}")
-            given.update(partitions)
-            entries.append(f"{quote('tg:' + name)} AS NOT MATERIALIZED ({source})")
+    def _text(self, view: View, connection: BaseConnection, values: Sequence[Any], extra: Extra) -> _Ready:
+        """What to run, everything it reads having been shown to DuckDB."""
+        given = {name: to_duckdb(values[int(name[1:])]) for name in self._written.names}
+        accesses = {name: view.access.get(name) or view.undeclared(name) for name in self.tables}
+        limits = {name: limits_of(view, access, f"k{number}") for number, (name, access) in enumerate(accesses.items())}
+        for limit in chain.from_iterable(limits.values()):
+            given.update(limit.values)
+        forms: dict[str, Any] = {name: show_table(view, connection, access) for name, access in accesses.items()}
         for name in self.relations:
             relation, rows = extra.get(name) or view.rows_of(name)
-            entries.append(f"{quote('tg:' + name)} AS NOT MATERIALIZED ({relation_source(connection, relation, rows)})")
-        entries += self._ctes
-        return (f"{self._with}{', '.join(entries)} " if entries else "") + self._body, given
+            show_relation(connection, relation, rows)
+            forms[name] = relation
+
+        def text(row: str) -> str:
+            def value(name: str) -> str:
+                return value_of(row, name) if row else f"${name}"
+
+            ctes, body = self._written.parts(row)
+            entries = []
+            for name, form in forms.items():
+                source = source_of(self.tables.get(name), form, limits.get(name, ()), value)
+                entries.append(f"{quote('tg:' + name)} AS NOT MATERIALIZED ({source})")
+            return self._whole([*entries, *ctes], body)
+
+        row = self._written.shown(connection, given)
+        return _Ready(text(row), given, partial(text, "") if row else None)
+
+    def _whole(self, entries: Sequence[str], body: str) -> str:
+        return (f"{self._written.opening}{', '.join(entries)} " if entries else "") + body
 
     def _with_set_aside(self, database: Database, error: TidegateError) -> TidegateError:
         """A row that DuckDB refuses in merges, it refuses in a query as well: that is then the likely cause."""
@@ -206,13 +235,8 @@ class Query:
         return StatementError(f"{told}\n  {self.sql}", sql=self.sql)
 
 
-def _fetch_rows(cursor: Any, text: str, given: dict[str, Any]) -> tuple[Any, list[tuple[Any, ...]]]:
-    found = cursor.execute(text, given)
-    return found.description, found.fetchall()
-
-
-def _fetch_arrow(cursor: Any, text: str, given: dict[str, Any]) -> pa.Table:
-    return cursor.sql(text, params=given or None).to_arrow_table()
+def _fetch_arrow(connection: BaseConnection, text: str, given: dict[str, Any]) -> pa.Table:
+    return connection.cursor.sql(text, params=given or None).to_arrow_table()
 
 
 def _walk(node: Any) -> Iterator[dict[str, Any]]:

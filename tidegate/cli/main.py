@@ -79,6 +79,7 @@ def bench_leaderboard(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds; medians are reported.")] = 5,
     durable: Annotated[bool, typer.Option("--durable", help="With a directory and group commit.")] = False,
     variants: Annotated[bool, typer.Option("--variants", help="Also run other settings of a durable engine.")] = False,
+    sql: Annotated[bool, typer.Option("--sql", help="Contestants leave by one UPDATE with a subquery.")] = False,
     peers: Annotated[str, typer.Option(help="Other systems that run the same votes: sqlite,redis,… or all.")] = "",
     as_json: Json = False,
 ) -> None:
@@ -92,7 +93,7 @@ def bench_leaderboard(
     from tidegate.benchmarks.peers import chosen
 
     contenders = chosen(peers)
-    facts = measured(run, votes, rounds, durable=durable, variants=variants, peers=contenders)
+    facts = measured(run, votes, rounds, durable=durable, variants=variants, peers=contenders, sql=sql)
     if not as_json:
         _print_peers(facts.pop("variants", {}), facts.pop("peers", {}))
     print_facts(facts, as_json)

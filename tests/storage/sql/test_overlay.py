@@ -60,18 +60,6 @@ def test_an_old_position_reads_its_own_state_after_a_merge(store: Store) -> None
     assert store.run("SELECT k, v FROM t", view=store.view(position=9)) == [(1, 7), (3, 0)]
 
 
-def test_the_committed_overlay_is_built_once(store: Store) -> None:
-    store.run("INSERT INTO t (k, v) VALUES (1, 1)")
-    assert total(store) == 1
-    table = store.database.tables["t"]
-    built = table.overlay
-    assert total(store) == 1
-    assert table.overlay is built
-    store.run("INSERT INTO t (k, v) VALUES (2, 2)")
-    assert total(store) == 3
-    assert table.overlay is not built
-
-
 @BOTH
 def test_access_by_key_sees_one_partition(compiled: bool) -> None:
     store = Store(
