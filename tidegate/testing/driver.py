@@ -150,6 +150,7 @@ class SeededDriver:
         self._broken: ProcedureFailed | None = None
         self._resumes = 0
         self._requeues = 3
+        self._passes = 15
         self._take(engine)
 
     def _take(self, engine: Engine) -> None:
@@ -233,6 +234,8 @@ class SeededDriver:
             return self._reask()
         if chance > 0.995:
             return self._expire()
+        if 0.9 < chance < 0.93:
+            return self._pass_time(int(chance * 1e6) % 30)
         return chance > 0.98 and self._reopens > 0 and not self._depth_now and self._reopened()
 
     def _last_resort(self) -> bool:
@@ -252,7 +255,7 @@ class SeededDriver:
         if not engine.scheduler.idle:
             waiting = "; ".join(f"{e} {e.reason}" for e in engine.scheduler.waiting())
             raise Stuck(f"nothing can run, but {waiting}")
-        return not self._inputs and self._requeue()
+        return not self._inputs and (self._requeue() or self._pass_time(40))
 
     def _wait_for_threads(self) -> None:
         executor: Any = self.engine.executor
@@ -396,6 +399,16 @@ class SeededDriver:
             self._tell("deadlines pass")
             self.clock.advance(max(deadlines))
             self.engine.tick()
+        return True
+
+    def _pass_time(self, seconds: int) -> bool:
+        """Let time pass, if timers are pending."""
+        if not self.engine.runtime.timers.pending or not self._passes:
+            return False
+        self._passes -= 1
+        self._tell(f"{seconds} s pass")
+        self.clock.advance(seconds)
+        self.engine.tick()
         return True
 
     def _resume(self) -> None:

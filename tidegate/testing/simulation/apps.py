@@ -166,8 +166,11 @@ def build(spec: AppSpec, world: World) -> Simulated:
     simulated = Simulated(world.app())
     app = simulated.app
     for flow in spec.flows:
+        for name in flow.borders if flow.late else ():  # before those who set timers for it
+            world.stream(app, name, border=True, key="k" if flow.keyed else None)
+    for flow in spec.flows:
         key = "k" if flow.keyed else None
-        for name in flow.borders:
+        for name in () if flow.late else flow.borders:
             world.stream(app, name, border=True, key=key)
         if flow.awaited is not None:
             world.stream(app, flow.awaited, border=True, key="k" if flow.answers_by_key else key, awaited=True)
@@ -199,6 +202,7 @@ def _declare(simulated: Simulated, spec: ProcedureSpec, function: Callable[..., 
         writes=writes,
         retries=spec.retries,
         on_failure=spec.on_failure,
+        timers=spec.timers,
         windows={} if spec.window is None else {"win": spec.window},
     )(function)
 

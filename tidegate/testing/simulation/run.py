@@ -25,6 +25,7 @@ from tidegate.testing.simulation.eithers import with_eithers
 from tidegate.testing.simulation.partitions import with_partitions
 from tidegate.testing.simulation.rekeying import with_rekeying
 from tidegate.testing.simulation.specs import KEYS, AppSpec, FlowSpec, Simulated
+from tidegate.testing.simulation.timers import with_timers
 from tidegate.testing.simulation.times import in_time, with_time
 from tidegate.testing.simulation.work import with_j
 from tidegate.testing.simulation.world import SIDES, World
@@ -99,6 +100,7 @@ def make_case(seed: int) -> Case:
     spec = with_time(seed, spec, world())
     spec = with_rekeying(seed, spec, world())
     spec, ahead = with_look_ahead(seed, spec, world())
+    spec = with_timers(seed, spec)
     inputs = random_inputs(rng, spec, seed)
     if any(flow.timed for flow in spec.flows) and seed % 2 and not build(spec, world()).app.graph().times.left_out:
         inputs = (*inputs, Finish())
@@ -122,7 +124,7 @@ def random_inputs(rng: random.Random, spec: AppSpec, seed: int = 0) -> tuple[Inp
     queues: list[list[Input]] = [
         in_time(seed, flow, border, graph, _flow_inputs(rng, flow, border))
         for flow in spec.flows
-        for border in flow.borders
+        for border in (() if flow.late else flow.borders)
     ]
     if spec.calls:
         calls = [

@@ -62,6 +62,7 @@ class ProcedureSpec:
     near: bool = False  # x of the rows it emits is a time that comes forward
     drops: bool = False  # it emits nothing for most batches
     rekeyed: tuple[str, ...] = ()  # outputs with a key of their own
+    timers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ class FlowSpec:
     answers_by_key: bool = False  # have the answers a key, even if the borders have none?
     triggers: tuple[tuple[str, int], ...] = ()  # stream or "procedure.win", and which statement
     timed: bool = False  # x is a time
+    late: bool = False  # only timers feed it
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ def _describe(p: ProcedureSpec) -> str:
     access = ", ".join(f"{'writes' if a.write else 'reads'} {a.how} {a.table}{a.by or ''}" for a in p.access)
     ops = ", ".join(f"{op.kind} {op.table} {op.number}".replace("  ", " ") for op in p.ops)
     inputs = (" or " if p.either else ", ").join(p.inputs)
-    ops += " near" * p.near + " drops" * p.drops
+    ops += " timers" * bool(p.timers) + " near" * p.near + " drops" * p.drops
     return f"{p.name}({inputs}) -> ({', '.join(p.outputs)}) [{access}] {p.window or ''} do: {ops}"
 
 

@@ -171,6 +171,15 @@ class Work:
         else:
             self.fold([(e.number, e.key, e.start, e.end, [tuple(row) for row in e.rows]) for e in slide.windows])
 
+    def do_after(self, op: Op) -> None:
+        """Set timers, due within so many seconds, and cancel some of them."""
+        number = self.fold("after")
+        for i in range(number % 3):
+            row = with_j(number // (3 + i) % KEYS, number // (5 + i) % 1000)
+            timer = self.txn.after(f"{number // (7 + i) % op.number}s", self.spec.timers[0], row)
+            if self.fold(timer) % 4 == 0:
+                self.txn.cancel(timer)
+
     def do_chance(self, op: Op) -> None:
         self.fold((self.txn.random.random(), self.txn.uuid()))
 

@@ -40,6 +40,9 @@ PARTITIONED = {
 SIDES = ("left_side", "right_side")  # always changed together: any consistent state has equal rows in both
 
 
+LATE = "late"  # the border stream that only timers feed
+
+
 class World:
     """One process's shared declarations."""
 
@@ -51,7 +54,7 @@ class World:
             self._template.table(ddl, partition_by="k")
         for side in SIDES:
             self._template.table(f"CREATE TABLE {side} (id INTEGER PRIMARY KEY, v BIGINT NOT NULL)")
-        for name in (*(f"s{i}" for i in range(STREAMS)), *(f"t{i}" for i in range(MORE_STREAMS))):
+        for name in (*(f"s{i}" for i in range(STREAMS)), *(f"t{i}" for i in range(MORE_STREAMS)), LATE):
             self._template.stream(name, COLUMNS, border=True)
         self._relations = {s.name: s.relation for s in self._template.streams.values()}
         self._bases: list[RecycledBase] = []
