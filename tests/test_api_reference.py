@@ -52,7 +52,7 @@ INTERNAL = {
     "Transaction": {
         "default", "expired_error", "fire", "forget_written_index", "index_keys", "inputs", "insert_stored",
         "point", "procedure", "put", "put_all", "put_checked", "put_out", "restart", "rows_of", "seal", "undeclared",
-        "visible", "writable",
+        "visible", "writable", "written_index",
     },
 }  # fmt: skip
 

@@ -33,7 +33,6 @@ from tidegate.txn.outcome import COMMITTED, PAUSED, Advanced, Outcome, Waits
 from tidegate.txn.passing import pass_on, slide_in_time, without_rows
 from tidegate.txn.positions import Position, describe
 from tidegate.txn.program import Program, UnitProgram, timers_of
-from tidegate.txn.runaways import Stop
 from tidegate.txn.shown import check_answers
 from tidegate.txn.transaction import Transaction
 from tidegate.txn.watchdog import Expired
@@ -41,6 +40,7 @@ from tidegate.txn.watched import WatchedTransaction
 
 if TYPE_CHECKING:
     from tidegate.dataflows.graph import Unit
+    from tidegate.txn.runaways import Stop
 
 
 class Changes(Protocol):
