@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from functools import partial
+from itertools import count, repeat
+from operator import itemgetter
 from typing import Any
 
 from tidegate.errors import BatchError, DataError, shown
@@ -15,6 +17,8 @@ from tidegate.streams.batch import Batch, batch_of
 from tidegate.streams.watermarks import NEVER
 
 Parts = dict[Any, Given]  # the rows of a push, by key
+
+_rows = itemgetter(1)  # of a part
 
 REMEMBERED = 10_000  # batch-ids per key whose payload can still be compared
 
@@ -100,7 +104,7 @@ class Border:
         """What :meth:`split` makes of every ``size`` rows, in order."""
         chunks: list[Any] = list(zip(rows)) if size == 1 else [rows[i : i + size] for i in range(0, len(rows), size)]
         if self._key_place is None:
-            return [(None, chunk) for chunk in chunks]
+            return list(zip(repeat(None), chunks, strict=False))
         return [part for chunk in chunks for part in self.split(chunk).items()]
 
     def check_ids(self, parts: Parts, batch_id: int) -> Parts:
@@ -138,7 +142,7 @@ class Border:
             rows = parts[0][1]
             return [Batch(relation, first, rows) if type(rows) is tuple else batch_of(relation, first, rows)]
         made: Any = Batch if parts and type(parts[0][1]) is tuple else partial(batch_of, key=None)
-        batches = [made(relation, i, rows) for i, (_, rows) in enumerate(parts, first)]
+        batches = list(map(made, repeat(relation), count(first), map(_rows, parts)))
         if batches:
             sequence.last = batches[-1].id
         return batches

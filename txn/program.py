@@ -200,9 +200,9 @@ class UnitProgram:
     """A unit of atomicity bound to one engine: its members' programs in rank order.
 
     ``plain``: every member runs when there is a batch on its only input; none waits, fires EE triggers, minds time, or emits
-    to a stream with a key of its own. ``made``: streams on which it may pass on a watermark. ``deadline_s``:
-    what its members declare. ``unlimited``: the engine's deadline is not for it: a member declares ``math.inf``, or has a
-    window that Spark evaluates.
+    to a stream with a key of its own. ``made``: streams on which it may pass on a watermark. ``hands_on``: consumers may get
+    other batches than it emitted. ``deadline_s``: what its members declare. ``unlimited``: the engine's deadline is not for
+    it: a member declares ``math.inf``, or has a window that Spark evaluates.
     """
 
     def __init__(self, unit: Unit, programs: dict[str, Program], timers: Timers) -> None:
@@ -210,12 +210,14 @@ class UnitProgram:
         self.timers = timers
         self.name = unit.name
         self.rank = unit.rank
+        self.numbered = unit.numbered_by is not None  # its executions have the number of the sequence, not of the batch
         self.inputs = unit.inputs
         self.only_input = unit.inputs[0] if len(unit.inputs) == 1 else None
         self.members = tuple(programs[procedure.name] for procedure in unit.members)
         self.rekeyed = unit.rekeyed
         self.minds = unit.minds
         self.made = frozenset(unit.outputs) if unit.minds else frozenset[str]()
+        self.hands_on = bool(unit.rekeyed or self.made)
         ready = all(member.plain_input is not None and not member.prepares for member in self.members)
         self.expiring = tuple(
             {

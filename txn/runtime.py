@@ -106,9 +106,11 @@ class Runtime:
         for program in txn.unit.members:
             name = program.plain_input
             if name in streams:
-                txn.program, txn.access, batch = program, program.access, streams[name]
+                txn.program = program
+                txn.access = program.access
+                batch = streams[name]
                 if program.own_windows:
-                    self._slide_own(txn, program, batch.rows if type(batch) is Batch else batch.given)
+                    self._slide_own(txn, program, batch.given if program.timed else batch.rows)
                 function = program.function
                 function(txn, batch)
                 if txn.more is not NOTHING:
@@ -288,6 +290,7 @@ class Runtime:
         Expired may still be on its way until the stop has ended: in the ``finally`` there is no call before that, and so no
         place where Expired could be raised.
         """
+        outcome: Outcome
         thread, running = get_ident(), self.running
         running[thread] = txn
         try:
@@ -325,9 +328,10 @@ class Runtime:
             del running[thread]
             if found is not txn:
                 found.end()
+                outcome = _ran_away(txn, found)
             txn.program = ended = txn.program.ended
             txn.access = ended.access
-        return outcome if found is txn else _ran_away(txn, found)
+        return outcome
 
     def commit(
         self, txn: Transaction, keep_older: bool, readers: Readers | None = None
@@ -349,8 +353,8 @@ class Runtime:
         if txn.slides:
             for slide in txn.slides.values():
                 slide.commit()
-        if txn.unit.rekeyed:
-            return self._emit_divided(txn)
+        if txn.unit.hands_on:
+            return self._hand_on(txn)
         if self._recorded:
             for name, batch in txn.emitted.items():
                 self._recorded[name].add(txn.position, batch)
@@ -358,11 +362,10 @@ class Runtime:
             for name, batch in txn.emitted.items():
                 for listener in self.listeners.get(name, ()):
                     listener(txn.position, batch)
-        made = txn.unit.made
-        return {stream: batch for stream, batch in txn.streams.items() if stream in made} if made else txn.emitted
+        return txn.emitted
 
-    def _emit_divided(self, txn: Transaction) -> dict[str, Batch | Divided]:
-        """The batches the transaction emitted, some divided, in the hands of all who get them."""
+    def _hand_on(self, txn: Transaction) -> dict[str, Batch | Divided]:
+        """The end of ``commit`` for a unit whose consumers get more than what it emitted, divided or with watermarks."""
         outputs: dict[str, Batch | Divided] = {**txn.emitted}
         for stream, key, _ in txn.unit.rekeyed:
             if stream in txn.emitted:
@@ -373,7 +376,9 @@ class Runtime:
                     self._recorded[name].add(txn.position, batch)
                 for listener in self.listeners.get(name, ()):
                     listener(txn.position, batch)
-        return outputs
+        if txn.unit.rekeyed:
+            return outputs
+        return {stream: batch for stream, batch in txn.streams.items() if stream in txn.unit.made}
 
     def _changes(self, txn: Transaction) -> list[Batch]:
         """What the transaction is about to change in tables whose changelog someone follows."""

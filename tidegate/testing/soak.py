@@ -8,7 +8,8 @@ parent                                             child, one life after another
   ▼
 verify; each number once, nothing acknowledged is missing, sums agree, subscribers got everything (soak_judge.py)
 
-A worker that makes no step for a minute fails the run, with the stacks of all threads in a file.
+A worker that makes no step for a minute fails the run, with the stacks of all threads in a file. Time in which a process
+waits for a processor does not count (patience.py).
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tidegate.errors import TidegateError
+from tidegate.testing.patience import Patience
 from tidegate.testing.soak_clients import Clients
 from tidegate.testing.soak_judge import Evidence, Found, judge
 
@@ -144,6 +146,7 @@ class Soak:
         self._port = 0
         self._clients: Clients | None = None
         self._child: subprocess.Popen[bytes] | None = None
+        self._patience = Patience()
         self.summary = Summary(minutes, seed, executor)
 
     def run(self, progress: Progress) -> Summary:
@@ -171,7 +174,8 @@ class Soak:
         """One life; False when it was the last."""
         chance, summary = self._chance, self.summary
         child = self._child = self._start()
-        self._watch.begin(time.monotonic())
+        self._patience = Patience(child.pid, os.getpid())
+        self._watch.begin(0.0)
         early = summary.lives > 1 and chance.random() < 0.15  # while it recovers
         wanted_s = chance.uniform(0, 3) if early else chance.uniform(0.1, 1.9) * self._kills_every_s
         gently = not early and chance.random() < 0.25
@@ -220,12 +224,13 @@ class Soak:
 
     def _wait_for_url(self, child: subprocess.Popen[bytes]) -> None:
         assert child.stdout is not None
-        if not select.select([child.stdout], [], [], START_S)[0]:
-            raise self._stuck(child, f"a life did not start serving within {START_S:g} s")
+        while not select.select([child.stdout], [], [], LOOK_S)[0]:
+            if self._patience.seconds() > START_S:
+                raise self._stuck(child, f"a life did not start serving within {START_S:g} s")
         url = child.stdout.readline().decode().strip()
         if not url:
             raise TidegateError(f"a life could not start (exit code {child.wait()}); see {self._place / 'server.log'}")
-        self._watch.begin(time.monotonic())
+        self._watch.begin(self._patience.seconds())
         if self._clients is None:
             self._port = int(url.rpartition(":")[2])
             self._clients = Clients(url, self._chance.randrange(1 << 32))
@@ -242,7 +247,9 @@ class Soak:
             raise TidegateError(
                 f"a life ended on its own with exit code {child.returncode}; see {self._place / 'server.log'}"
             )
-        stuck = self._watch.look(time.monotonic(), {**self._facts.beats, **({} if clients is None else clients.beats)})
+        stuck = self._watch.look(
+            self._patience.seconds(), {**self._facts.beats, **({} if clients is None else clients.beats)}
+        )
         if stuck:
             raise self._stuck(child, f"no step for {STUCK_S:g} s: {', '.join(stuck)}")
 
@@ -250,10 +257,11 @@ class Soak:
         """SIGTERM: it finishes what is running and closes, in bounded time."""
         self.summary.stops += 1
         child.send_signal(signal.SIGTERM)
-        try:
-            code = child.wait(STUCK_S)
-        except subprocess.TimeoutExpired:
-            raise self._stuck(child, f"SIGTERM did not end a life within {STUCK_S:g} s") from None
+        began = self._patience.seconds()
+        while (code := child.poll()) is None:
+            if self._patience.seconds() - began > STUCK_S:
+                raise self._stuck(child, f"SIGTERM did not end a life within {STUCK_S:g} s")
+            time.sleep(LOOK_S)
         self._facts.read()
         _kill(child)
         if code != 0 or not self._facts.closed:

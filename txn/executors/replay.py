@@ -246,11 +246,11 @@ class ReplayExecutor(SerialExecutor):
     def _repeat_inline(self, units: list[UnitProgram], sequence: int, batch: Batch, time: dt.datetime) -> None:
         """End every unit the batch caused, one after another, as the log says; the scheduler gets the rest."""
         streams = {batch.relation.name: batch}
-        for place, unit in enumerate(units):
+        for unit in units:
             txn = inline_transaction(self.runtime, unit, sequence, batch, streams, time)
             if txn is not None:
                 if not self._ends_inline(txn.position):
-                    self._admission(units[:place], sequence, batch, streams, time, None)()
+                    self._admission(units, unit, sequence, batch, streams, time, None)()
                     return
                 streams.update(self._end_as_logged(txn))
 

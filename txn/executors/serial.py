@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -129,22 +129,20 @@ class SerialExecutor(Executor):
     ) -> bool:
         """Run every unit the batch causes, one after another; returns whether nothing is left unfinished."""
         runtime, streams = self.runtime, {batch.relation.name: batch}
-        for place, unit in enumerate(units):
+        for unit in units:
             txn = inline_transaction(runtime, unit, sequence, batch, streams, time)
             if txn is not None:
                 try:
                     outcome = runtime.attempt(txn)
                 except BaseException as error:
-                    self._interrupt(txn, error, self._admission(units[:place], sequence, batch, streams, time, ticket))
+                    self._interrupt(txn, error, self._admission(units, unit, sequence, batch, streams, time, ticket))
                     raise
                 if outcome is COMMITTED:
                     streams.update(self.commit_inline(txn))
                 elif isinstance(outcome, Aborted):
                     self.abort_inline(txn, outcome, ticket)
                 else:
-                    self.end_inline(
-                        txn, outcome, self._admission(units[:place], sequence, batch, streams, time, ticket)
-                    )
+                    self.end_inline(txn, outcome, self._admission(units, unit, sequence, batch, streams, time, ticket))
                     return self.scheduler.idle
         return True
 
@@ -156,8 +154,10 @@ class SerialExecutor(Executor):
             if crashpoints.listened_to:
                 crash_point("execution-before-commit")
             self.journal.committed(txn)
-            readers = self._readers_below(txn.position) if self.snapshots else None
-            outputs = self.runtime.commit(txn, readers is not None, readers)
+            if self.snapshots:
+                outputs = self.runtime.commit(txn, True, self._readers_below(txn.position))
+            else:
+                outputs = self.runtime.commit(txn, False)
             if crashpoints.listened_to:
                 crash_point("execution-after-commit")
             halfway.through = None
@@ -207,14 +207,16 @@ class SerialExecutor(Executor):
 
     def _admission(
         self,
-        done: Iterable[UnitProgram],
+        units: list[UnitProgram],
+        ended: UnitProgram,
         sequence: int,
         batch: Batch,
         streams: Mapping[str, Batch],
         time: dt.datetime,
         ticket: Ticket | None,
     ) -> Callable[[], None]:
-        """How to admit a border batch whose first units, ``done``, have already ended and left the batches ``streams``."""
+        """How to admit a border batch whose units before ``ended`` have already ended and left the batches ``streams``."""
+        done = units[: units.index(ended)]
 
         def admit() -> None:
             self.schedule(sequence, batch, time, ticket)
@@ -247,11 +249,11 @@ def inline_transaction(
         if unit.unit.in_vain(taken.values()):
             return None
         inputs = unit.unit.started_by({name: batch for name, batch in taken.items() if batch is not None})
-    elif only in streams and (len(streams[only]) or unit.unit.takes(streams[only]) is not None):
+    elif only in streams and (streams[only].watermark is None or unit.unit.takes(streams[only]) is not None):
         inputs = {only: streams[only]}
     else:
         return None
-    number = batch.id if unit.unit.numbered_by is None else sequence
+    number = sequence if unit.numbered else batch.id
     txn = Transaction(runtime, unit, sequence << RANK_BITS | unit.rank, number, batch.key, time, inputs)
     if unit.named:
         txn.partitions = partitions_of(unit.named, batch.key, streams)

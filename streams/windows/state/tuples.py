@@ -106,7 +106,7 @@ class TupleSlide(msgspec.Struct, eq=False, frozen=True):
 class TupleState:
     """The state of one window (of one key): the elements that can still fire, and how many windows have fired."""
 
-    __slots__ = ("counts", "elements", "first", "relation", "spec", "windows")
+    __slots__ = ("counts", "elements", "first", "full", "relation", "spec", "windows")
 
     late = 0
     late_rows: Sequence[Any] = ()
@@ -115,6 +115,7 @@ class TupleState:
     def __init__(self, spec: WindowSpec, relation: Relation) -> None:
         self.spec = spec
         self.counts = spec.kind == "count"  # an element is a row, not a batch
+        self.full = spec.size if spec.slide == 1 else -1  # with so many elements, it slides by each that arrives
         self.relation = relation
         self.elements: deque[tuple[Row, ...]] = deque()
         self.first = 0  # the number of the oldest element held
@@ -124,12 +125,13 @@ class TupleState:
         """What adding ``rows`` would do. Nothing changes until the slide is committed."""
         if type(rows) is ColumnRows:
             rows = rows.rows
-        new: list[tuple[Row, ...]] = [rows] if len(rows) == 1 or not self.counts else list(zip(rows))
-        spec, elements = self.spec, self.elements
+        elements = self.elements
         held = len(elements)
-        if spec.slide == 1 == len(new) and held == spec.size:  # the most common case: it was full, and slides by one
+        if held == self.full and (len(rows) == 1 or not self.counts):  # the most common case
             windows = self.windows
-            return TupleSlide(self, rows, elements[0], new, self.first + 1, windows + 1, windows)
+            return TupleSlide(self, rows, elements[0], [rows], self.first + 1, windows + 1, windows)
+        spec = self.spec
+        new: list[tuple[Row, ...]] = [rows] if len(rows) == 1 or not self.counts else list(zip(rows))
         total = self.first + held + len(new)
         if total < spec.size:
             return TupleSlide(self, rows, (), new, 0, 0, self.windows)
