@@ -23,6 +23,8 @@ import datetime as dt
 import struct
 import zlib
 from collections.abc import Callable
+from functools import reduce
+from operator import or_
 from typing import Any, get_args
 
 import msgspec
@@ -278,23 +280,8 @@ KINDS: dict[Any, type[Record]] = {kind.__struct_config__.tag: kind for kind in g
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Any_)
-_raw_decoder = msgspec.msgpack.Decoder(
-    Segment
-    | Mark
-    | Pushed
-    | RawFed
-    | Called
-    | Executed
-    | Resumed
-    | Requeued
-    | Advanced
-    | Asked
-    | Reasked
-    | Delivered
-    | Checkpoint
-    | Subscribed
-    | Skipped
-    | Upgraded
+_raw_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(
+    reduce(or_, [RawFed if kind is Fed else kind for kind in get_args(Any_)])
 )
 
 
