@@ -44,7 +44,7 @@ def without_rows(txn: Transaction, program: Program) -> list[Batch] | None:
 
 def slide_in_time(txn: Transaction, program: Program, batches: Sequence[Batch]) -> bool:
     """Slide the windows by the rows of these batches and by the watermarks that came with them; does one fire?"""
-    now_us = to_us(txn.time)
+    now_us = to_us(txn.time) if program.timed else 0
     rows = {batch.relation.name: batch.given for batch in batches}
     marks = {stream: txn.streams[stream].watermark for stream in program.inputs if stream in txn.streams}
     fired = False

@@ -22,7 +22,8 @@ from tidegate.storage.sql.statements import Statement
 from tidegate.storage.versions import VersionedTable
 from tidegate.storage.view import View
 from tidegate.streams.windows import WindowState
-from tidegate.streams.windows.declare.declared import open_window, window_relation
+from tidegate.streams.windows.declare.declared import Declared, open_window, opener, window_relation
+from tidegate.streams.windows.declare.joins import JoinSpec
 from tidegate.streams.windows.evaluate.ahead import LookAhead
 from tidegate.streams.windows.evaluate.backends import REFERENCE, Evaluation
 from tidegate.streams.windows.evaluate.plan import Plan, shared_backend
@@ -54,6 +55,8 @@ class Program:
         self.restricted = tuple(access.table for access in declared if access.restricted)
         self._pass_on_unchecked()
         self.windows: dict[str, dict[Any, WindowState]] = {name: {} for name in procedure.windows}
+        self._openers: dict[str, Callable[[Any], WindowState]] = {}
+        self._key_of = {name: app.streams[name].key for name in procedure.inputs}
         self.windows_of = self.name if procedure.windows else None  # whose windows the names in its SQL mean
         self.window_streams = tuple((name, tuple(spec.streams)) for name, spec in procedure.windows.items())
         single = procedure.inputs[0] if len(procedure.inputs) == 1 else None
@@ -80,7 +83,7 @@ class Program:
             else:
                 self.stream_triggers.setdefault(str(trigger.stream), []).append(trigger.statement)
         self.in_turn = clashing(self.window_triggers)
-        self.timed = any(not spec.plain for spec in procedure.windows.values())
+        self.timed = any(minds_arrival(spec) for spec in procedure.windows.values())
         self.minds = procedure.name in graph.times.minding
         self.passes: Mapping[str, bool] = graph.times.passes.get(procedure.name, {})
         self.minding = frozenset(name for name, spec in procedure.windows.items() if minds(spec)) if self.minds else ()
@@ -144,7 +147,14 @@ class Program:
         found = states.get(key)
         if found is None:
             spec = self.procedure.windows[name]
-            found = open_window(spec, self.inputs, self.plans.get(name))
+            if key is None:
+                found = open_window(spec, self.inputs, self.plans.get(name))
+            else:
+                opened = self._openers.get(name)
+                if opened is None:  # two threads may get here: one of them wins
+                    made = opener(spec, self.inputs, self.plans.get(name), self._key_of.get(spec.streams[0]))
+                    opened = self._openers.setdefault(name, made)
+                found = opened(key)
             if name in self.ahead:
                 found = self.ahead[name].attach(key, found)
             states[key] = found
@@ -188,6 +198,13 @@ class _NoAccess:
         raise over(self._name)
 
 
+def minds_arrival(spec: Declared) -> bool:
+    """Does the time at which a batch was accepted matter to a window?"""
+    if isinstance(spec, JoinSpec):
+        return True  # it remembers when it heard of each side
+    return (spec.by_time and spec.on is None) or spec.source is not None
+
+
 def over(procedure: str) -> AccessError:
     return AccessError(
         f"procedure {procedure} has ended, but something still uses its txn: a thread, a generator or a callback that kept "
@@ -200,9 +217,10 @@ class UnitProgram:
     """A unit of atomicity bound to one engine: its members' programs in rank order.
 
     ``plain``: every member runs when there is a batch on its only input; none waits, fires EE triggers, minds time, or emits
-    to a stream with a key of its own. ``made``: streams on which it may pass on a watermark. ``hands_on``: consumers may get
-    other batches than it emitted. ``deadline_s``: what its members declare. ``unlimited``: the engine's deadline is not for
-    it: a member declares ``math.inf``, or has a window that Spark evaluates.
+    to a stream with a key of its own. ``timely``: the same but for time, which nobody behind it minds: for batches with
+    rows and without a watermark it is plain. ``made``: streams on which it may pass on a watermark. ``hands_on``: consumers
+    may get other batches than it emitted. ``deadline_s``: what its members declare. ``unlimited``: the engine's deadline is
+    not for it: a member declares ``math.inf``, or has a window that Spark evaluates.
     """
 
     def __init__(self, unit: Unit, programs: dict[str, Program], timers: Timers) -> None:
@@ -227,7 +245,9 @@ class UnitProgram:
                 if reader.write and isinstance(reader, ExpiringReader)
             }.values()
         )
-        self.plain = ready and not unit.minds and not unit.rekeyed and not self.expiring
+        direct = ready and not unit.rekeyed and not self.expiring
+        self.plain = direct and not unit.minds
+        self.timely = direct and unit.minds and not any(m.passes for m in self.members)
         self.named = unit.named
         restricted = dict.fromkeys(table for program in self.members for table in program.restricted)
         self.by_key = tuple(restricted) if not self.named else ()

@@ -100,9 +100,9 @@ class Runtime:
 
         A member whose input has no rows is skipped.
         """
-        if one_member or txn.cursor or not txn.unit.plain:
-            return self._advance_slowly(txn, one_member)
         streams = txn.streams
+        if one_member or txn.cursor or not (txn.unit.plain or (txn.unit.timely and _without_marks(streams))):
+            return self._advance_slowly(txn, one_member)
         for program in txn.unit.members:
             name = program.plain_input
             if name in streams:
@@ -389,6 +389,11 @@ class Runtime:
             if name in txn.writes
             for batch in log.batches(txn.writes[name], txn.position)
         ]
+
+
+def _without_marks(streams: Mapping[str, Batch]) -> bool:
+    """Do these batches have rows, and no watermarks?"""
+    return not any(batch.watermark is not None or not len(batch) for batch in streams.values())
 
 
 def interrupted(txn: Transaction, error: BaseException) -> ProcedureFailed:

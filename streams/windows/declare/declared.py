@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from tidegate.storage.schema import Relation
 from tidegate.streams.windows import WindowSpec, WindowState, open_state, result_relation
@@ -18,6 +19,21 @@ def open_window(spec: Declared, relations: Mapping[str, Relation], plan: Plan | 
     if isinstance(spec, JoinSpec):
         return JoinState(spec, relations[spec.left], relations[spec.right])
     return open_state(spec, relations[spec.stream], plan)
+
+
+def opener(
+    spec: Declared, relations: Mapping[str, Relation], plan: Plan | None, key: str | None
+) -> Callable[[Any], WindowState]:
+    """Opens its states on a keyed stream, one for each key. They have in common what is the same for all keys: panes, if
+    there are few to a window, are rows of shared arrays. ``key``: the stream's key column, if it is known.
+    """
+    from tidegate.streams.windows.state.keyed import SharedPanes
+    from tidegate.streams.windows.state.panes import PaneState
+
+    first: Any = open_window(spec, relations, plan)
+    if isinstance(first, PaneState) and not first.blocks and first.spec.by in ((), (key,)):
+        return SharedPanes(first).open
+    return lambda _: first.fresh()
 
 
 def restartable(spec: Declared) -> bool:

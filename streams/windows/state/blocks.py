@@ -17,7 +17,7 @@ results do not depend on batches.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -40,10 +40,17 @@ SOME = 256  # keys processed together
 class BlockState(PaneState):
     """A window over aggregates with many panes, of all its keys."""
 
+    blocks = True
+
     def __init__(self, spec: WindowSpec, relation: Relation, results: Results) -> None:
         self.landmark = spec.kind == "landmark"
         self.complete_to = NEVER  # panes below it are complete, where the frontier is the stream's
         super().__init__(spec, relation, results)
+
+    def fresh(self) -> Self:
+        found = super().fresh()
+        found.complete_to = NEVER
+        return found
 
     def _arrays(self) -> dict[str, Array]:
         return {
@@ -103,6 +110,10 @@ class BlockState(PaneState):
             live = (block > NEVER) & (block * self.per_window + places >= needed)
             found += int(np.count_nonzero(there[:, : self.per_window] & live))
         return found
+
+    def few_fit(self, frontier: int) -> bool:
+        """As long as no pane becomes complete."""
+        return self.by_count or frontier // self.pane == self.complete_to
 
     # ---- a batch
 
@@ -342,7 +353,7 @@ class BlockState(PaneState):
             filled = run.partials[ROWS] > 0
             self.newest[run.code[filled]] = run.pane[filled]  # ascending within a key
             self.complete_to = max(self.complete_to, frontier.after // self.pane)
-        self._let_go()
+        self.let_go()
 
     def _store_panes(self, part: Part) -> None:
         """Of each key the last pane, which may be open."""
@@ -378,7 +389,7 @@ class BlockState(PaneState):
         tables = [(t.index, t.free, t.pools) for t in (self.panes, self.suffix)]
         return *super()._kept(), self._arrays(), self.prefix, tables
 
-    def contents(self) -> Any:
+    def _contents(self) -> dict[Any, Any]:
         found = {}
         for code, key in enumerate(self.keys):
             tables = [

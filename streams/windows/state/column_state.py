@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from tidegate.storage.column_rows import ColumnRows
 from tidegate.storage.schema import Relation
@@ -16,11 +17,25 @@ from tidegate.streams.windows.declare.functions import Extent
 from tidegate.streams.windows.declare.kinds import LABELS, WindowSpec, first_window
 from tidegate.streams.windows.state import saving
 from tidegate.streams.windows.state.columns import Columns
+from tidegate.streams.windows.state.keys import sort_key
 from tidegate.streams.windows.state.results import ResultRows, Results, Slide
 from tidegate.streams.windows.state.sizes import bytes_of
 from tidegate.streams.windows.state.times import EventTime, Step
 
+FEW = 32
 LATE_SHOWN = 100  # the newest of the late rows are kept for inspection
+
+
+LateRows = deque[Any] | tuple[()]
+
+
+def late_with(known: LateRows, more: Sequence[Any]) -> LateRows:
+    """The newest rows that came too late; a window without any pays for none."""
+    if not more:
+        return known
+    found = deque(known, LATE_SHOWN)
+    found.extend(more)
+    return found
 
 
 class Frontier(NamedTuple):
@@ -47,6 +62,7 @@ class ColumnState(ABC):
     """The state of one window (of one stream key) that takes its batches in as columns."""
 
     results: Results | None
+    few = FEW  # rows: from here on arrays cost less than looking at rows one by one
 
     def __init__(self, spec: WindowSpec, relation: Relation) -> None:
         self.spec = spec
@@ -56,7 +72,7 @@ class ColumnState(ABC):
         self.batches = 0
         self.fired = 0
         self.late = 0
-        self.late_rows: deque[Any] = deque(maxlen=LATE_SHOWN)
+        self.late_rows: LateRows = ()
         self.since: int | None = None  # windows that start before are not whole, and do not fire; see begin_after
 
     @property
@@ -66,6 +82,10 @@ class ColumnState(ABC):
 
     def slide(self, rows: Any, now_us: int = 0, mark: int | None = None) -> Slide:
         """What taking in a batch, and then the watermark ``mark``, would do. Nothing changes until the slide is committed."""
+        if mark is None and self.since is None and 0 < len(rows) <= self.few and type(rows) is not Columns:
+            slide = self._few(rows.rows if isinstance(rows, ColumnRows) else rows, now_us)
+            if slide is not None:
+                return slide
         columns = rows if isinstance(rows, Columns) else Columns.of_rows(self.relation, rows, self.names)
         step = None if self.time is None else self.time.step(columns, now_us, mark)
         taken = self._take(columns if step is None else step.columns, step)
@@ -79,21 +99,24 @@ class ColumnState(ABC):
                 step.commit(self.time)
             self.batches += mark is None or len(columns) > 0
             self.fired += taken.fired
-            self.late += len(late)
-            self.late_rows.extend(late)
+            self.note_late(late)
             if self.since is not None and step is not None and step.watermark >= self.since + self.spec.size:
                 self.since = None if self.spec.kind != "session" else self.since  # a session may take any time
 
-        held_back = partial(self._held_back, NEVER if step is None else step.watermark, taken.oldest)
+        held_back = partial(self.held_back, NEVER if step is None else step.watermark, taken.oldest)
         return Slide(rows, taken.windows, taken.results, taken.fired, late, commit, held_back)
 
     def still(self) -> Slide:
         """Nothing arrived on the window's stream: nothing fires, nothing changes."""
         watermark = NEVER if self.time is None else self.time.watermark
         results = None if self.results is None else self.results.none()
-        return Slide((), [], results, 0, [], lambda: None, partial(self._held_back, watermark, self._oldest))
+        return Slide((), [], results, 0, [], lambda: None, partial(self.held_back, watermark, self._oldest))
 
-    def _held_back(self, watermark: int, oldest: Callable[[], int] | None) -> int:
+    def _few(self, rows: Sequence[Any], now_us: int) -> Slide | None:
+        """``slide`` for a few rows, one by one, where that is quicker. None: it is not, or can't be done in this way."""
+        return None
+
+    def held_back(self, watermark: int, oldest: Callable[[], int] | None) -> int:
         """The time before which no window of this state will begin any more: its watermark, held back by open windows."""
         if watermark in (NEVER, END):
             return watermark
@@ -113,6 +136,17 @@ class ColumnState(ABC):
     def _oldest(self) -> int:
         """The time of the oldest row in an open window, where rows decide what is in one."""
         return END
+
+    def note_late(self, rows: Sequence[Any]) -> None:
+        """These came too late."""
+        self.late += len(rows)
+        self.late_rows = late_with(self.late_rows, rows)
+
+    def fresh(self) -> Self:
+        """A new state like this one, which is empty, for another key of the stream."""
+        found = copy(self)
+        found.time = None if self.time is None else self.time.fresh()
+        return found
 
     @abstractmethod
     def _take(self, columns: Columns, step: Step | None) -> Taken:
@@ -170,9 +204,13 @@ class ColumnState(ABC):
     def _kept(self) -> Iterable[Any]:
         """Everything that is kept besides event time and late rows."""
 
-    @abstractmethod
     def contents(self) -> Any:
-        """What is held, as plain values that can be compared."""
+        """What is held, as plain values that can be compared: by key, in the order of keys, which need not be how they came."""
+        found = self._contents()
+        return {key: found[key] for key in sorted(found, key=sort_key)}
+
+    @abstractmethod
+    def _contents(self) -> dict[Any, Any]: ...
 
     # ---- checkpoints
 
@@ -187,7 +225,7 @@ class ColumnState(ABC):
         self.batches, self.fired, self.late, late, time, rest, self.since = saving.unpack(
             saved, self.relation, self.names
         )
-        self.late_rows.extend(late)
+        self.late_rows = late_with((), late)
         if self.time is not None and time is not None:
             self.time.restore(time)
         self._restore(rest)

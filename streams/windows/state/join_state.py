@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections import deque
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,12 +22,14 @@ from tidegate.streams.watermarks import END, NEVER
 from tidegate.streams.windows.declare.joins import JoinSpec, Output, check_join
 from tidegate.streams.windows.declare.kinds import first_window, last_window
 from tidegate.streams.windows.state import saving
-from tidegate.streams.windows.state.column_state import LATE_SHOWN
+from tidegate.streams.windows.state.column_state import FEW, LATE_SHOWN
 from tidegate.streams.windows.state.columns import Array, Columns, times_of
+from tidegate.streams.windows.state.few_join import Entry, FewInJoins, FewSides, few_sides
 from tidegate.streams.windows.state.matching import NO_KEY, Found, KeyCodes, matches, spread
 from tidegate.streams.windows.state.results import ResultRows, Slide
 from tidegate.streams.windows.state.sizes import bytes_of
 
+SMALL_BATCHES = 4  # so many in a row, before a join of many rows turns to taking them in one by one
 SPARE_CODES = 1_000  # key codes that may remain although no held row has them
 
 
@@ -92,8 +95,11 @@ class JoinSlide(Slide):
 class JoinState:
     """The state of one join (of one key of its streams): what execution *i* leaves to execution *i + 1*.
 
-    ``clock``: the joint watermark of a coordinated join, the larger one of a best-effort join. It never goes back.
+    ``few``: rows that are taken in one by one, at most. ``clock``: the joint watermark of a coordinated join, the larger
+    one of a best-effort join. It never goes back.
     """
+
+    few = FEW
 
     def __init__(self, spec: JoinSpec, left: Relation, right: Relation) -> None:
         check_join(spec, left, right, f"join of {spec.left} and {spec.right}")
@@ -101,8 +107,21 @@ class JoinState:
         self.relations = (left, right)
         self.output = Output(spec, left, right)
         self._keys = [[pair[side] for pair in spec.on] for side in (0, 1)]
+        inner = spec.how == "inner" and spec.size is None
+        self.few_rows = FewInJoins(spec, self.relations, self.output) if inner else None
+        self._begin()
+
+    def fresh(self) -> JoinState:
+        """A new state like this one, for another key of the streams."""
+        found = copy(self)
+        found._begin()
+        return found
+
+    def _begin(self) -> None:
         self._codes = KeyCodes()
-        self.sides = [self._rows(side, ()) for side in (0, 1)]
+        self.small_batches = 0  # in a row
+        self._few: FewSides | None = None  # then the rows are there
+        self._sides = [self._rows(side, ()) for side in (0, 1)]
         self.watermarks = [NEVER, NEVER]
         self.marks = [NEVER, NEVER]  # the last watermark that came with a batch of each side
         self.clock = NEVER
@@ -117,6 +136,67 @@ class JoinState:
         """The time up to which results were emitted (or, best effort, rows were dropped); None before there is one."""
         return None if self.clock == NEVER else self.clock
 
+    @property
+    def sides(self) -> list[Rows]:
+        """The rows of both sides as columns."""
+        if self._few is None:
+            return self._sides
+        found = []
+        for number, side in enumerate(self._few.sides):
+            entries = side.entries()
+            columns = Columns.of_rows(self.relations[number], [entry.row for entry in entries], self._names(number))
+            times, numbers, matched = (
+                np.array([getattr(entry, name) for entry in entries], kind)
+                for name, kind in (("time", "i8"), ("number", "i8"), ("matched", bool))
+            )
+            found.append(Rows(columns, times, self._codes.of(columns, self._keys[number]), numbers, matched))
+        return found
+
+    @sides.setter
+    def sides(self, sides: list[Rows]) -> None:
+        self._sides, self._few = sides, None
+
+    # ---- a few rows: see few_join.py
+
+    def _slide_few(self, rows: Sequence[Sequence[Row]], now_us: int) -> JoinSlide | None:
+        if self.few_rows is None or not 0 < len(rows[0]) + len(rows[1]) <= self.few:
+            self.small_batches = 0
+            return None
+        self.small_batches += 1
+        if self._few is None:
+            if self.small_batches < SMALL_BATCHES and self.held() > self.few:
+                return None
+            self._few = few_sides(self.spec, self.clock, [self._entries(number) for number in (0, 1)])
+        given = [side.rows if isinstance(side, ColumnRows) else side for side in rows]
+        joined = self.few_rows.slide(self, self._few, given, now_us)
+        if joined is None:
+            return None
+        late = [(self.spec.streams[side], row) for side in (0, 1) for row in joined.came[side].late]
+
+        def commit() -> None:
+            joined.store()
+            self.watermarks, self.clock, self.heard = joined.watermarks, joined.clock, joined.heard
+            self.came = [came + len(given[side]) for side, came in enumerate(self.came)]
+            self.fired += len(joined.results)
+            self.late += len(late)
+            self.late_rows.extend(late)
+
+        results = ResultRows.of_rows(self.output.relation, joined.results)
+        return JoinSlide(
+            rows, [], results, len(results), [row for _, row in late], commit, partial(joined.oldest, self)
+        )
+
+    def _entries(self, number: int) -> list[Entry]:
+        """The rows of one side, one by one; only the columns that are needed have their values."""
+        side, relation = self._sides[number], self.relations[number]
+        columns = {name: side.columns.python(name) for name in side.columns.values}
+        nothing = [None] * len(side)
+        rows = list(zip(*(columns.get(name, nothing) for name in relation.index_of), strict=True))
+        assert self.few_rows is not None
+        key_of = self.few_rows.key_of[number]
+        told = zip(rows, side.times.tolist(), side.numbers.tolist(), side.matched.tolist(), strict=True)
+        return [Entry(key_of(row), time, place, row, matched) for row, time, place, matched in told]
+
     # ---- taking in
 
     def slide(
@@ -125,6 +205,9 @@ class JoinState:
         """What taking in a batch of each side (no rows: none), and then ``marks``, would do. Nothing changes until it is
         committed.
         """
+        slide = self._slide_few(rows, now_us) if marks[0] is None and marks[1] is None else None
+        if slide is not None:
+            return slide
         arrivals = [self._arrive(side, rows[side]) for side in (0, 1)]
         told = [known if mark is None else max(known, mark) for known, mark in zip(self.marks, marks, strict=True)]
         watermarks = [max(arrival.watermark, mark) for arrival, mark in zip(arrivals, told, strict=True)]
@@ -358,7 +441,7 @@ class JoinState:
 
     def held(self) -> int:
         """How many rows are kept for results that are still possible."""
-        return sum(map(len, self.sides))
+        return sum(map(len, self._sides)) if self._few is None else self._few.held()
 
     def bytes_held(self) -> int:
         """The memory that everything kept takes."""
@@ -412,10 +495,11 @@ class JoinState:
         self.watermarks, self.clock, self.heard, self.came, self.fired, self.late, late, *marks = told
         self.marks = marks[0] if marks else [NEVER, NEVER]  # none: saved by a release that did not have them
         self.late_rows.extend((self.spec.streams[side], widened(self.relations[side], row)) for side, row in late)
-        self.sides = []
+        sides = []
         for side, packed in enumerate(rows):
             columns, times, numbers, matched = saving.unpack(packed, self.relations[side], self._names(side))
-            self.sides.append(Rows(columns, times, self._codes.of(columns, self._keys[side]), numbers, matched))
+            sides.append(Rows(columns, times, self._codes.of(columns, self._keys[side]), numbers, matched))
+        self.sides = sides
 
 
 def widened_join(saved: bytes, added: Sequence[Sequence[tuple[Column, Any]]]) -> bytes:

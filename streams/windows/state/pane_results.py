@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -67,6 +67,11 @@ class PaneResultState(ColumnState):
         self.ranges = RangeCutter(spec)
         self.pane = self.ranges.pane
         self.by_key: dict[Key, Kept] = {}
+
+    def fresh(self) -> Self:
+        found = super().fresh()
+        found.by_key = {}
+        return found
 
     def _take(self, columns: Columns, step: Step | None) -> Taken:
         dues = self._dues(columns, step)
@@ -175,7 +180,7 @@ class PaneResultState(ColumnState):
     def _kept(self) -> Iterable[Any]:
         return [self.by_key]
 
-    def contents(self) -> Any:
+    def _contents(self) -> dict[Any, Any]:
         return {
             key: (Columns.joined(kept.parts).tuples() if kept.parts else [], kept.seen, kept.panes, repr(kept.results))
             for key, kept in self.by_key.items()

@@ -10,9 +10,9 @@ When there are many panes to a window, merging them all each time would cost too
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from math import gcd
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -22,9 +22,11 @@ from tidegate.streams.windows.declare.functions import Aggregates
 from tidegate.streams.windows.declare.kinds import WindowSpec, first_window
 from tidegate.streams.windows.state.column_state import ColumnState, Frontier, Taken
 from tidegate.streams.windows.state.columns import Array, Columns, array_of
+from tidegate.streams.windows.state.few import FewRows
 from tidegate.streams.windows.state.fields import ROWS, Counted, Field, FieldName, Partials, Segments
 from tidegate.streams.windows.state.keys import Groups, Key, ascending, grouped, sort_key
-from tidegate.streams.windows.state.results import ResultRows, Results
+from tidegate.streams.windows.state.one import OneByOne
+from tidegate.streams.windows.state.results import ResultRows, Results, Slide
 from tidegate.streams.windows.state.segments import Cuts, by_count, by_time, of_one_pane
 from tidegate.streams.windows.state.times import Step
 
@@ -62,6 +64,7 @@ class PaneState(ColumnState):
     """A window over aggregates, of all its keys."""
 
     results: Results
+    blocks = False  # are there more panes than the one that is open, in blocks?
 
     def __init__(self, spec: WindowSpec, relation: Relation, results: Results) -> None:
         assert isinstance(spec.compute, Aggregates)
@@ -80,6 +83,7 @@ class PaneState(ColumnState):
         self.keys: list[Key] = []
         self.codes: dict[Key, int] = {}
         self._many = MANY
+        self.few_rows = FewRows(spec, relation, results, OneByOne(spec.compute, relation, self.fields), self.pane)
         self._make_room(4)
 
     def _make_room(self, room: int) -> None:
@@ -90,6 +94,21 @@ class PaneState(ColumnState):
         }
         self.flat_tags = self.tags.reshape(-1)  # the same, as one row of panes
         self.flat = {name: array.reshape(-1, *array.shape[2:]) for name, array in self.ring.items()}
+        self.seen_view: Any = memoryview(self.seen)  # type: ignore[arg-type]
+        self.tag_view: Any = memoryview(self.flat_tags)  # type: ignore[arg-type]
+        self.views: list[Any] = [memoryview(a) if a.ndim == 1 else Wide(a) for a in self.flat.values()]  # type: ignore[arg-type]
+
+    def fresh(self) -> Self:
+        found = super().fresh()
+        found.keys, found.codes, found._many = [], {}, MANY
+        found._make_room(1)
+        return found
+
+    def copy_row(self, code: int, other: PaneState, at: int) -> None:
+        """Hold of a key what another state holds."""
+        self.seen[code], self.tags[code] = other.seen[at], other.tags[at]
+        for name, array in self.ring.items():
+            array[code] = other.ring[name][at]
 
     def _held(self) -> int:
         return int(np.count_nonzero(self._live()))
@@ -97,7 +116,7 @@ class PaneState(ColumnState):
     def _kept(self) -> Iterable[Any]:
         return self.keys, self.codes, self.seen, self.tags, self.ring
 
-    def contents(self) -> Any:
+    def _contents(self) -> dict[Any, Any]:
         live = self._live()
         found = {}
         for code, key in enumerate(self.keys):
@@ -130,7 +149,7 @@ class PaneState(ColumnState):
 
         def store() -> None:
             self._store(part)
-            self._let_go()
+            self.let_go()
 
         return Taken(store, len(results), [], results)
 
@@ -208,6 +227,61 @@ class PaneState(ColumnState):
             return codes, True
         known = codes < len(self.keys)
         return np.where(known, codes, 0), known
+
+    # ---- a few rows: see few.py
+
+    def _few(self, rows: Sequence[Any], now_us: int) -> Slide | None:
+        return self.few_rows.slide(self, rows, now_us)
+
+    @property
+    def table(self) -> PaneState:
+        return self
+
+    def few_fit(self, frontier: int) -> bool:
+        """Can rows that move the frontier to there be taken in one by one?"""
+        return True
+
+    def code_of(self, key: Key) -> int:
+        """Where the key is, or -1."""
+        return self.codes.get(key, -1)
+
+    def code_for(self, key: Key) -> int:
+        """Where the key is from now on."""
+        code = self.codes.get(key)
+        if code is None:
+            code = self.codes[key] = len(self.keys)
+            self.keys.append(key)
+            if len(self.keys) > len(self.seen):
+                self._keep(np.arange(len(self.seen)), 2 * len(self.keys))
+        return code
+
+    def held_codes(self, most: int) -> list[tuple[Key, int]] | None:
+        """All keys, and where they are; None where they have more than ``most`` panes."""
+        if len(self.keys) * self.slots > most:
+            return None
+        return [(key, code) for code, key in enumerate(self.keys)]
+
+    def partial_at(self, code: int, number: int) -> list[Any] | None:
+        """What is held of a pane."""
+        place = code * self.slots + number % self.slots
+        if code < 0 or self.tag_view[place] != number:
+            return None
+        return [view[place] for view in self.views]
+
+    def slots_of(self, code: int) -> tuple[list[int], list[list[Any]]]:
+        """The panes of a key by slot: their numbers, and each field of them."""
+        low, high = code * self.slots, (code + 1) * self.slots
+        return self.tag_view[low:high].tolist(), [view[low:high].tolist() for view in self.views]
+
+    def put_at(self, code: int, panes: Mapping[int, list[Any]], came: int) -> None:
+        """Store panes, in order: of two in one slot the later one is kept."""
+        if came:
+            self.seen_view[code] += came
+        for number, partials in panes.items():
+            place = code * self.slots + number % self.slots
+            self.tag_view[place] = number
+            for view, held in zip(self.views, partials, strict=True):
+                view[place] = held
 
     # ---- what fires
 
@@ -305,7 +379,7 @@ class PaneState(ColumnState):
         for f in self.fields:
             self.flat[f.name][place] = part.partials[f.name]
 
-    def _let_go(self) -> None:
+    def let_go(self) -> None:
         """Drop keys without any pane that can still fire, when there are many."""
         if self.by_count or len(self.keys) < self._many:
             return
@@ -339,6 +413,19 @@ class PaneState(ColumnState):
         self.seen[:count], self.tags[:count] = seen, tags
         for name, array in ring:
             self.ring[tuple(name)][:count] = array
+
+
+class Wide:
+    """Partials of several numbers, one tuple for each pane."""
+
+    def __init__(self, array: Array) -> None:
+        self.array = array
+
+    def __getitem__(self, which: Any) -> Any:
+        return self.array[which] if isinstance(which, slice) else tuple(self.array[which].tolist())
+
+    def __setitem__(self, place: int, partial: Any) -> None:
+        self.array[place] = partial
 
 
 class Names:

@@ -40,6 +40,7 @@ class Results:
                     f"has ({', '.join(taken)}); choose another"
                 )
         self.relation = Relation(f"{spec.stream} windows", (*labels, *returned))
+        self._none = ResultRows.of_rows(self.relation, [])
 
     def rows(self, windows: Sequence[Extent], returned: Sequence[Any]) -> ResultRows:
         """Results of fired windows, from what the function returned for each."""
@@ -50,7 +51,7 @@ class Results:
 
     def none(self) -> ResultRows:
         """No results."""
-        return ResultRows.of_rows(self.relation, [])
+        return self._none
 
     def labels(self, window: Extent) -> tuple[Any, ...]:
         return (*window.key, window.number, self.bound(window.start), self.bound(window.end))
@@ -64,24 +65,27 @@ class ResultRows(Sequence[Any]):
     """A window's results: a sequence of rows, held as columns. ``results["mean"]`` is a column as a numpy array.
 
     Rows are Python objects, and cost accordingly; they are made on first access. ``ready``: the columns that
-    need no work, ``complete``: makes them all.
+    need no work, ``complete``: makes them all (of results that are rows already, their relation does).
     """
 
     __slots__ = ("_columns", "_complete", "_length", "_ready", "_rows")
 
     def __init__(self, length: int, ready: Columns, complete: Callable[[], Columns]) -> None:
         self._length = length
-        self._ready = ready.protected()
-        self._complete = complete
+        self._ready: Columns | None = ready.protected()
+        self._complete: Callable[[], Columns] | Relation = complete
         self._columns: Columns | None = None
         self._rows: tuple[Any, ...] | None = None
 
     @classmethod
     def of_rows(cls, relation: Relation, given: Iterable[Any]) -> ResultRows:
         """Results that are rows already."""
-        rows = tuple(given)
-        found = cls(len(rows), Columns(relation, len(rows), {}, {}), lambda: Columns.of_rows(relation, rows))
-        found._rows = rows
+        found = cls.__new__(cls)
+        found._rows = rows = tuple(given)
+        found._length = len(rows)
+        found._ready = None
+        found._complete = relation
+        found._columns = None
         return found
 
     @property
@@ -93,7 +97,9 @@ class ResultRows(Sequence[Any]):
     def columns(self) -> Columns:
         """All columns."""
         if self._columns is None:
-            self._columns = self._complete().protected()
+            made = self._complete
+            found = Columns.of_rows(made, self.rows) if isinstance(made, Relation) else made()
+            self._columns = found.protected()
         return self._columns
 
     @property
@@ -120,7 +126,7 @@ class ResultRows(Sequence[Any]):
         """A row, some rows, or a column (NULLs of a float column are NaN; see ``columns.valid``)."""
         if not isinstance(which, str):
             return self.rows[which]
-        if which in self._ready.values:
+        if self._ready is not None and which in self._ready.values:
             return self._ready.values[which]
         if which not in self.columns.values:
             hint = near(which, self.columns.values, "they have")

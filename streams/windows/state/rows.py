@@ -6,12 +6,12 @@ can still be in a later one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from math import gcd
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -22,42 +22,11 @@ from tidegate.streams.windows.declare.kinds import WindowSpec, first_window
 from tidegate.streams.windows.evaluate.plan import Plan
 from tidegate.streams.windows.state.column_state import ColumnState, Frontier, Taken
 from tidegate.streams.windows.state.columns import Array, Columns
+from tidegate.streams.windows.state.few_held import Dues, few_held
+from tidegate.streams.windows.state.held import Held
 from tidegate.streams.windows.state.keys import Key, grouped, sort_key
-from tidegate.streams.windows.state.results import Results
+from tidegate.streams.windows.state.results import Results, Slide
 from tidegate.streams.windows.state.times import Step
-
-
-@dataclass(slots=True)
-class Held:
-    """What is kept for one key: rows (as parts, joined when needed) and their coordinates.
-
-    ``x``: each row's coordinate: its time, its place in the key's sequence, the number of its batch, or δ. ``seen``: rows
-    of the key so far; ``number``: windows fired so far, where they are counted; ``mark``: δ of the last trigger.
-    """
-
-    parts: tuple[Columns, ...] = ()
-    x: tuple[Array, ...] = ()
-    rows: int = 0
-    seen: int = 0
-    number: int = 0
-    mark: float | None = None
-
-    def joined(self) -> tuple[Columns, Array]:
-        """The rows and their coordinates, joined into one piece each and kept so."""
-        if len(self.parts) != 1:
-            self.parts, self.x = (Columns.joined(self.parts),), (np.concatenate(self.x),)
-        return self.parts[0], self.x[0]
-
-    def keeping(self, columns: Columns, x: Array, which: Any) -> Held:
-        """The same with only these rows; a small remainder is copied, so that its large array can be freed."""
-        kept = columns.take(which) if isinstance(which, np.ndarray) else columns.slice(which, len(columns))
-        kept_x = x[which] if isinstance(which, np.ndarray) else x[which:]
-        if not len(kept):
-            return replace(self, parts=(), x=(), rows=0)
-        if not isinstance(which, np.ndarray) and 2 * len(kept) < len(columns):
-            every = np.arange(len(kept))
-            kept, kept_x = kept.take(every), kept_x.copy()
-        return replace(self, parts=(kept,), x=(kept_x,), rows=len(kept))
 
 
 class Cut(NamedTuple):
@@ -121,7 +90,7 @@ class RangeCutter(Cutter):
         return held.rows > 0 and self._first_end(held) <= frontier.after
 
     def _first_end(self, held: Held) -> int:
-        x = int(held.x[0][0])
+        x = held.oldest
         return int(
             self.high(x // self.spec.slide if self.landmark else first_window(x, self.spec.size, self.spec.slide))
         )
@@ -183,7 +152,7 @@ class SlideByTupleCutter(Cutter):
     sweeps = True
 
     def due(self, held: Held, frontier: Frontier) -> bool:
-        return held.rows > 0 and int(held.x[0][0]) <= frontier.after - self.spec.size
+        return held.rows > 0 and held.oldest <= frontier.after - self.spec.size
 
     def cut(self, held: Held, new: int, places: Array, frontier: Frontier) -> tuple[list[Cut], Held]:
         size, slide = self.spec.size, self.spec.slide
@@ -213,7 +182,7 @@ class SlideByTimeCutter(Cutter):
     def due(self, held: Held, frontier: Frontier) -> bool:
         if not held.rows:
             return False
-        end = (int(held.x[-1][-1]) // self.spec.slide + 1) * self.spec.slide
+        end = (held.newest // self.spec.slide + 1) * self.spec.slide
         return bool(frontier.before < end <= frontier.after)
 
     def cut(self, held: Held, new: int, places: Array, frontier: Frontier) -> tuple[list[Cut], Held]:
@@ -275,7 +244,7 @@ class SessionCutter(Cutter):
     sweeps = True
 
     def due(self, held: Held, frontier: Frontier) -> bool:
-        return held.rows > 0 and int(held.x[-1][-1]) + self.spec.size <= frontier.after
+        return held.rows > 0 and held.newest + self.spec.size <= frontier.after
 
     def cut(self, held: Held, new: int, places: Array, frontier: Frontier) -> tuple[list[Cut], Held]:
         gap = self.spec.size
@@ -327,6 +296,13 @@ class RowState(ColumnState):
         self.results = results
         self.cutter = CUTTERS[spec.kind](spec)
         self.by_key: dict[Key, Held] = {}
+        self.few_rows = few_held(spec, relation, results)
+        self.dues = Dues()
+
+    def fresh(self) -> Self:
+        found = super().fresh()
+        found.by_key, found.dues = {}, Dues()
+        return found
 
     def _take(self, columns: Columns, step: Step | None) -> Taken:
         frontier = self._frontier(step)
@@ -344,7 +320,7 @@ class RowState(ColumnState):
             none = np.empty(0, "i8")
             for key, held in self.by_key.items():
                 if key not in changed and self.cutter.due(held, frontier):
-                    changed[key] = self._cut(key, held, 0, none, frontier, found)
+                    changed[key] = self._cut(key, self._settled(held), 0, none, frontier, found)
         found.sort(key=lambda fired: fired[:2])
         windows = []
         for _, _, key, cut, rows in found:
@@ -361,9 +337,15 @@ class RowState(ColumnState):
 
     def _oldest_of(self, changed: dict[Key, Held]) -> int:
         every = chain(changed.values(), (held for key, held in self.by_key.items() if key not in changed))
-        return min((int(held.x[0][0]) for held in every if held.rows), default=END)
+        return min((held.oldest for held in every if held.rows), default=END)
+
+    def _few(self, rows: Sequence[Any], now_us: int) -> Slide | None:
+        if self.few_rows is None or not (self.plan is None or type(self.plan) is Plan):
+            return None
+        return self.few_rows.slide(self, rows, now_us)
 
     def _store(self, changed: dict[Key, Held]) -> None:
+        self.dues.forget()
         for key, held in changed.items():
             if held.rows or self.cutter.counts:
                 self.by_key[key] = held
@@ -393,7 +375,7 @@ class RowState(ColumnState):
         return np.arange(seen, seen + len(columns))
 
     def _with(self, key: Key, new: Columns, x: Array, came: int) -> Held:
-        held = self.by_key.get(key) or Held()
+        held = self._settled(self.by_key.get(key) or Held())
         seen = held.seen + came
         if not len(new):
             return replace(held, seen=seen)
@@ -408,26 +390,30 @@ class RowState(ColumnState):
             found.extend((cut.order, named, key, cut, rows) for cut in cuts)
         return after
 
+    def _settled(self, held: Held) -> Held:
+        return held.settled(self.relation, self.names)
+
     def _held(self) -> int:
         return sum(held.rows for held in self.by_key.values())
 
     def _kept(self) -> Iterable[Any]:
         return [self.by_key]
 
-    def contents(self) -> Any:
+    def _contents(self) -> dict[Any, Any]:
         return {
-            key: (held.joined()[0].tuples() if held.rows else [], held.seen, held.number, held.mark)
+            key: (self._settled(held).joined()[0].tuples() if held.rows else [], held.seen, held.number, held.mark)
             for key, held in self.by_key.items()
         }
 
     def _saved(self) -> list[Any]:
         return [
             [key, *(held.joined() if held.parts else (None, None)), held.seen, held.number, held.mark]
-            for key, held in self.by_key.items()
+            for key, held in ((key, self._settled(held)) for key, held in self.by_key.items())
         ]
 
     def _restore(self, saved: list[Any]) -> None:
         self.by_key = {}
+        self.dues.forget()
         for key, columns, x, seen, number, mark in saved:
             held = Held(seen=seen, number=number, mark=mark)
             self.by_key[key] = held if columns is None else replace(held, parts=(columns,), x=(x,), rows=len(columns))

@@ -14,7 +14,8 @@ A watermark that comes with a batch (``mark``) moves it, too, after the rows of 
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from tidegate.storage.schema import Relation
 from tidegate.streams.watermarks import END, NEVER
 from tidegate.streams.windows.declare.kinds import WindowSpec
 from tidegate.streams.windows.state.columns import Array, Columns, times_of
+from tidegate.streams.windows.state.values import Row, time_of
 
 
 class Step:
@@ -46,15 +48,60 @@ class Step:
         state.watermark, state.waiting, state.times, state.sources = self.watermark, *self._after
 
 
+class Few(NamedTuple):
+    """What a few rows do to event time: those in time, with their times; the watermark; those that came too late."""
+
+    rows: Sequence[Row]
+    times: Sequence[int]
+    watermark: int
+    late: Sequence[Row]
+
+
 class EventTime:
     """Event time of one window over one stream (and stream key)."""
 
+    __slots__ = ("by_rows", "sources", "spec", "time_of", "times", "waiting", "watermark")
+
     def __init__(self, spec: WindowSpec, relation: Relation, names: list[str]) -> None:
         self.spec = spec
+        self.time_of = None if spec.on is None else time_of(relation, spec.on)
+        self.by_rows = not spec.delay and spec.source is None  # is a row's time all that moves the watermark?
         self.watermark = NEVER
         self.waiting = Columns.empty(relation, names)
         self.times: Array = np.empty(0, "i8")
         self.sources: dict[Any, tuple[int, int]] = {}  # source -> (largest time, when it last sent a row)
+
+    def fresh(self) -> EventTime:
+        """A new one like this one, which is empty."""
+        found = EventTime.__new__(EventTime)
+        found.spec, found.time_of, found.by_rows, found.watermark = self.spec, self.time_of, self.by_rows, NEVER
+        found.waiting, found.times, found.sources = self.waiting, self.times, self.sources
+        return found
+
+    def few(self, rows: Sequence[Row], now_us: int) -> Few | None:
+        """``step`` for a few rows, one by one; None where rows wait, or one is refused."""
+        reached = self.watermark
+        if self.time_of is None:
+            reached = max(reached, now_us)
+            return Few(rows, [reached] * len(rows), reached, ())
+        if not self.by_rows or self.waiting.length:
+            return None
+        if len(rows) == 1 and (at := self.time_of(rows[0])) >= reached:
+            return Few(rows, (at,), at, ())
+        times, kept, late = [], [], []
+        for row in rows:
+            at = self.time_of(row)
+            if at < reached:
+                if self.spec.late == "raise":
+                    return None
+                late.append(row)
+                if self.spec.late == "drop":
+                    continue
+                at = reached
+            reached = at
+            kept.append(row)
+            times.append(at)
+        return Few(kept, times, reached, late)
 
     def step(self, columns: Columns, now_us: int, mark: int | None = None) -> Step:
         """What taking in ``columns``, and then ``mark``, would do."""

@@ -121,6 +121,10 @@ class TupleState:
         self.first = 0  # the number of the oldest element held
         self.windows = 0
 
+    def fresh(self) -> TupleState:
+        """A new state like this one, for another key of the stream."""
+        return TupleState(self.spec, self.relation)
+
     def slide(self, rows: Any, now_us: int = 0) -> TupleSlide:
         """What adding ``rows`` would do. Nothing changes until the slide is committed."""
         if type(rows) is ColumnRows:
