@@ -45,6 +45,7 @@ for measure in (
     measuring.connectors,
     measuring.growth,
     measuring.latency,
+    measuring.time,
     measuring.memory,
     measuring.profile,
 ):

@@ -1,4 +1,4 @@
-"""``tidegate bench transactions``, ``connectors``, ``growth``, ``latency``, ``memory`` and ``profile``."""
+"""``tidegate bench transactions``, ``connectors``, ``growth``, ``latency``, ``time``, ``memory`` and ``profile``."""
 
 from __future__ import annotations
 
@@ -77,6 +77,22 @@ def latency(
     from tidegate.benchmarks.latency import bench
 
     _print(measured(bench, seconds, rounds), as_json)
+
+
+def time(
+    open_timers: Annotated[int, typer.Option("--open", min=0, help="Timers that are open and not due.")] = 100_000,
+    alerts: Annotated[int, typer.Option(min=1, help="Shipments that are not picked up, per round.")] = 200,
+    rows: Annotated[int, typer.Option(min=1, help="Messages of the dedupe, per round.")] = 100_000,
+    rounds: Rounds = 3,
+    as_json: Json = False,
+) -> None:
+    """How late absence is noticed with 100,000 timers open, what a tick costs, and a one-hour dedupe.
+
+    Example: tidegate bench time --json
+    """
+    from tidegate.benchmarks.time import bench
+
+    _print(measured(bench, open_timers, alerts, rows, rounds), as_json)
 
 
 def memory(
