@@ -10,6 +10,7 @@ import pytest
 
 from tidegate import App, Batch, Transaction
 from tidegate.benchmarks import growth, keys, latency, memory, profile
+from tidegate.benchmarks import time as passing
 from tidegate.benchmarks.transactions import EXECUTORS, measure
 from tidegate.benchmarks.workloads import SUITE, Keys, Parameters, transfers
 
@@ -82,6 +83,17 @@ def test_a_load_that_is_too_much_ends_and_counts_what_was_not_sent() -> None:
     assert right
     assert percentiles["sent"] == 1 / 10_000
     assert percentiles["max_ms"] > 0
+
+
+def test_absence_and_forgetting_are_checked_and_not_only_timed() -> None:
+    late_ms, ticks_us, right = passing.absence(50, 3)
+    assert right
+    assert len(late_ms) == 3
+    assert min(late_ms) >= 0
+    assert all(ticks_us)
+    rate, right = passing.dedupe(40_000)  # an hour is 36,000 of them
+    assert right
+    assert rate > 0
 
 
 def test_memory_says_what_one_of_each_takes() -> None:
