@@ -8,7 +8,7 @@ from zlib import crc32
 from tidegate.errors import AccessError, ConstraintError
 from tidegate.streams.windows.state.tuples import TupleSlide
 from tidegate.testing.simulation.specs import COLUMN, IDS, KEYS, TAGS, Access, Op, ProcedureSpec, Rows, Simulated
-from tidegate.testing.simulation.world import PARTITIONED, SIDES
+from tidegate.testing.simulation.world import EXPIRING, PARTITIONED, SIDES
 from tidegate.txn.transaction import Transaction
 
 FINDS = ("scan", "find", "count", "delete_where", "sql_read", "sql_write")  # they need no key
@@ -18,12 +18,15 @@ READ_SQL = (
     "SELECT id, v FROM {table} WHERE tag = $t ORDER BY id DESC",
     "SELECT sum(d), count(*), max(v) FROM {table}",
     "SELECT tag, sum(d * v) FROM {table} WHERE v > $n GROUP BY tag",
+    "SELECT id, tag FROM {table} WHERE tag >= $t ORDER BY tag DESC LIMIT 3",
 )
 WRITE_SQL = (
     "UPDATE {table} SET v = v + $n WHERE id = $i AND v < 100000",
     "UPDATE {table} SET d = d * 1.1 WHERE tag = $t",
     "DELETE FROM {table} WHERE id = $i",
     "DELETE FROM {table} WHERE v % 5 = $t",
+    "DELETE FROM {table} WHERE tag < $t",
+    "UPDATE {table} SET v = v + 7 WHERE tag BETWEEN $t AND 2",
     "UPDATE {table} SET d = (SELECT sum(d) FROM {table}) / 3 WHERE v % 3 = 0",
 )
 
@@ -86,7 +89,9 @@ class Work:
         key = self.key_of(table)
         number = self.fold("row")
         tag = number // 16 % (TAGS + 1)
-        values = (number % 1000, number % 97 / 10, tag if tag < TAGS else None)
+        values: tuple[Any, ...] = (number % 1000, number % 97 / 10, tag if tag < TAGS else None)
+        if table in EXPIRING:
+            values += (self.txn.now if number % 7 else None,)
         return (*key, *values) if isinstance(key, tuple) else (key, *values)
 
     def do_get(self, op: Op) -> None:

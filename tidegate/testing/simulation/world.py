@@ -29,6 +29,8 @@ PLAIN = {
     "named": "CREATE TABLE named (id INTEGER PRIMARY KEY, v BIGINT NOT NULL, d DOUBLE, tag INTEGER UNIQUE)",
     "bounded": """CREATE TABLE bounded (id INTEGER PRIMARY KEY, v BIGINT NOT NULL CHECK (v < 900), d DOUBLE,
                                         tag INTEGER)""",
+    "fading": """CREATE TABLE fading (id INTEGER PRIMARY KEY, v BIGINT NOT NULL, d DOUBLE, tag INTEGER UNIQUE,
+                                      seen TIMESTAMP)""",
 }
 PARTITIONED = {
     "parts": """CREATE TABLE parts (k INTEGER, id INTEGER, v BIGINT NOT NULL, d DOUBLE, tag INTEGER,
@@ -36,7 +38,10 @@ PARTITIONED = {
                 CREATE INDEX parts_tag ON parts (tag)""",
     "places": """CREATE TABLE places (k INTEGER, id INTEGER, v BIGINT NOT NULL, d DOUBLE, tag INTEGER,
                                       PRIMARY KEY (k, id), UNIQUE (k, tag))""",
+    "visits": """CREATE TABLE visits (k INTEGER, id INTEGER, v BIGINT NOT NULL, d DOUBLE, tag INTEGER, seen TIMESTAMP,
+                                      PRIMARY KEY (k, id))""",
 }
+EXPIRING = {"fading": "3ms", "visits": "6ms"}  # an input takes a millisecond
 SIDES = ("left_side", "right_side")  # always changed together: any consistent state has equal rows in both
 
 
@@ -48,10 +53,10 @@ class World:
 
     def __init__(self) -> None:
         self._template = App("simulated")
-        for ddl in PLAIN.values():
-            self._template.table(ddl)
-        for ddl in PARTITIONED.values():
-            self._template.table(ddl, partition_by="k")
+        for name, ddl in PLAIN.items():
+            self._template.table(ddl, expire=_expire(name))
+        for name, ddl in PARTITIONED.items():
+            self._template.table(ddl, partition_by="k", expire=_expire(name))
         for side in SIDES:
             self._template.table(f"CREATE TABLE {side} (id INTEGER PRIMARY KEY, v BIGINT NOT NULL)")
         for name in (*(f"s{i}" for i in range(STREAMS)), *(f"t{i}" for i in range(MORE_STREAMS)), LATE):
@@ -81,6 +86,10 @@ class World:
 
     def engine(self, app: App, config: Config, clock: Clock) -> Engine:
         return _RecyclingEngine(app, config, clock, self)
+
+
+def _expire(table: str) -> tuple[str, str] | None:
+    return ("seen", EXPIRING[table]) if table in EXPIRING else None
 
 
 class RecycledBase(Base):
