@@ -100,6 +100,7 @@ def app_facts(context: Context) -> dict[str, Any]:
             }
             for t in app.tables.values()
         ],
+        "plain_views": [{"name": v.name, "columns": [name for name, _ in v.columns]} for v in app.views.values()],
         "views": [name.removeprefix("tidegate_") for name in VIEWS],
         "procedures": [
             {

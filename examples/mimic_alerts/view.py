@@ -28,6 +28,12 @@ FAULTS = {
     "signal lost": "the signal is lost",
     "leads off": "a lead has come off",
 }
+TAGS = {
+    "clamped at 90 mmHg": "line stuck",
+    "line flushed": "line being flushed",
+    "transducer zeroed": "being set to zero",
+    "leads off": "lead off",
+}
 
 
 class State:
@@ -70,7 +76,10 @@ class State:
             "waits": [{"patient": patient, "what": WAITS.get(unit, unit), "number": n} for patient, unit, n in waits],
             "trend": {patient: trend[-TREND_S // 5 :] for patient, trend in self._trend.items()},
             "rates": self._rates,
-            "lines": self._lines,
+            "lines": {
+                patient: {signal: TAGS.get(found, found) for signal, found in lines.items()}
+                for patient, lines in self._lines.items()
+            },
             "news": sorted(self._news, key=lambda one: one["passed_s"])[-SHOWN:][::-1],
             "receipts": sorted(self._receipts, key=lambda one: one["passed_s"])[::-1],
             "counts": dict(self._counts),

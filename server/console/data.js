@@ -16,6 +16,8 @@ export function showTables(app) {
   }, name, more ? make("small", {}, more) : null));
   put("tables", make("ul", {}, ...app.tables.map((one) =>
     entry(quoted(one.name), one.columns.map((c) => (one.primary_key.includes(c.name) ? `${c.name}*` : c.name)).join(", ")))));
+  put("plain-views", ...(app.plain_views.length ? [make("h2", {}, "Views"), make("ul", {}, ...app.plain_views.map((one) =>
+    entry(quoted(one.name), one.columns.join(", "))))] : []));
   put("views", make("ul", {}, ...app.views.map((name) => entry(`tidegate.${name}`))));
   if (app.tables.length) byId("query").value = `SELECT * FROM ${quoted(app.tables[0].name)} LIMIT 100`;
   byId("run").addEventListener("click", runQuery);
@@ -37,7 +39,7 @@ async function runQuery() {
     const columns = found.columns.map((column, place) => [column.name, (row) => row[place], /int|float|double|decimal/.test(column.type) ? "number" : null]);
     put("result", table(columns, found.rows, "No rows."));
     const more = found.rows.length === SHOWN ? ", the first" : "";
-    byId("ran").textContent = `${number(found.rows.length)} rows${more}, ${number(performance.now() - began)} ms`;
+    byId("ran").textContent = `${number(found.rows.length)} ${found.rows.length === 1 ? "row" : "rows"}${more}, ${number(performance.now() - began)} ms`;
   } catch (error) {
     put("result", make("p", { class: "error", role: "alert" }, error.message));
     byId("ran").textContent = "";

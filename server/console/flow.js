@@ -40,7 +40,7 @@ function figures(now, before) {
     figure("oldest unfinished", now.oldest_unfinished_s ? seconds(now.oldest_unfinished_s) : "–",
       now.questions?.length ? `${number(now.questions.length)} wait for people` : ""),
     figure("committed", number(commits), `${number(aborts)} aborted`),
-    figure("unmerged rows", number(now.unmerged_rows), `${number(now.merges)} merges`),
+    figure("unmerged rows", number(now.unmerged_rows), now.merges === 1 ? "1 merge" : `${number(now.merges)} merges`),
     replica(now.replica),
     now.log
       ? figure("log", bytes(now.log.end), now.log.taking ? `${number(now.log.syncs)} syncs` : "refuses records", now.log.taking ? null : "bad")

@@ -65,7 +65,7 @@ def test_sql_by_keyboard(page: Any) -> None:
     page.keyboard.type("SELECT n, n * 2 AS twice FROM range(50) t(n) WHERE n = 21")
     page.keyboard.press("Control+Enter")
     page.wait_for_selector("#result td >> text=42")
-    assert "1 rows" in page.inner_text("#ran")
+    assert "1 row," in page.inner_text("#ran")
     page.fill("#query", "SELECT '<img src=x onerror=alert(1)>' AS sly")
     page.click("#run")
     page.wait_for_selector("#result td >> text=<img")
@@ -73,6 +73,8 @@ def test_sql_by_keyboard(page: Any) -> None:
     page.fill("#query", "SELECT * FROM nowhere")
     page.click("#run")
     page.wait_for_selector("#result .error >> text=nowhere")
+    page.click("#plain-views button >> text=scarce")
+    page.wait_for_selector("#result th >> text=pieces")
     page.click("#views button >> text=tidegate.streams")
     page.wait_for_selector("#result td >> text=shipments")
 
