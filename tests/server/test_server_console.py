@@ -74,7 +74,8 @@ def test_sql_by_keyboard(page: Any) -> None:
     page.click("#run")
     page.wait_for_selector("#result .error >> text=nowhere")
     page.click("#plain-views button >> text=scarce")
-    page.wait_for_selector("#result th >> text=pieces")
+    page.wait_for_selector("#ran >> text=0 rows")
+    assert page.input_value("#query") == "SELECT * FROM scarce LIMIT 100"
     page.click("#views button >> text=tidegate.streams")
     page.wait_for_selector("#result td >> text=shipments")
 

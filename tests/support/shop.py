@@ -10,6 +10,7 @@ from tidegate import App, partition, window
 
 app = App("shop")
 app.table("CREATE TABLE stock (item VARCHAR PRIMARY KEY, pieces BIGINT NOT NULL CHECK (pieces >= 0))")
+app.view("scarce", "SELECT item, pieces FROM stock WHERE pieces < 5")
 app.table(
     "CREATE TABLE doses (patient BIGINT, number INTEGER, PRIMARY KEY (patient, number))",
     partition_by="patient",
