@@ -79,7 +79,7 @@ def absence(open_timers: int, alerts: int) -> tuple[list[float], list[float], bo
     ):
         far = clock.now() + FAR
         for first in range(0, open_timers, AT_A_TIME):
-            engine.push("booked", [(n, far) for n in range(first, first + AT_A_TIME)])
+            engine.push("booked", [(n, far) for n in range(first, min(first + AT_A_TIME, open_timers))]).result()
         ticks = _idle_ticks(engine)
         engine.checkpoint()
         found = engine.subscribe("alerts")
