@@ -49,6 +49,9 @@ class Division:
         self._wholes: dict[tuple[str, int], Execution] = {}  # by unit and entry
         self._lines: dict[str, dict[Execution, None]] = {}  # unit -> its wholes, in order
         self._later: list[Position] = []  # live executions that were placed after later ones; ascending
+        self._whole_tables: dict[
+            str, tuple[tuple[Item, ...], tuple[Item, ...]]
+        ] = {}  # items of units that name no partition
 
     # ---- placing
 
@@ -186,6 +189,9 @@ class Division:
 
     def _items(self, unit: Unit, key: Any, partitions: Partitions) -> tuple[tuple[Item, ...], tuple[Item, ...]]:
         """What it reads and writes: tables, and the partitions that its key or, if they are given, rows or arguments name."""
+        known = self._whole_tables.get(unit.name)
+        if known is not None:
+            return known
         reads: list[Item] = []
         writes: list[Item] = []
         for access in unit.access:
@@ -200,6 +206,8 @@ class Division:
                 items += [Item(table, values) for values in partitions[table]]
             else:
                 items += [Item(table, (value,)) for value in partitions[table]]
+        if not any(access.restricted for access in unit.access):
+            self._whole_tables[unit.name] = tuple(reads), tuple(writes)
         return tuple(reads), tuple(writes)
 
     def _take_place(self, execution: Execution, number: int) -> None:

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+import msgspec
+
 from tidegate.dataflows.graph import Unit
 from tidegate.dataflows.partitions import Partitions
 from tidegate.streams.batch import Batch
@@ -34,6 +36,8 @@ class State(Enum):
     FINISHED = "finished"
     WITHDRAWN = "withdrawn"
 
+    __hash__ = object.__hash__  # that of Enum is written in Python
+
 
 TRANSITIONS: dict[State, frozenset[State]] = {
     State.WAITING: frozenset({State.READY, State.WITHDRAWN, State.PARKED}),
@@ -54,9 +58,16 @@ class Why(Enum):
     HALTED = "halted"
 
 
-@dataclass(frozen=True, slots=True)
-class Reason:
-    """Why an execution may run, or what it waits for. Used by the scheduler, error texts and ``tidegate.locks``."""
+for _kind in (State, Why):
+    for _member in _kind:  # Python 3.11 would find each by a property, which takes ten times as long
+        type.__setattr__(_kind, _member.name, _member)
+
+
+class Reason(msgspec.Struct, frozen=True):
+    """Why an execution may run, or what it waits for. Used by the scheduler, error texts and ``tidegate.locks``.
+
+    (A ``Struct``, because its constructor is not written in Python: the scheduler makes several for each execution.)
+    """
 
     why: Why
     stream: str | None = None
@@ -90,7 +101,7 @@ class Execution:
     waits for a lock, and is checked again when the execution at this position is gone. ``partitions``: what the rows of its
     batches name, if the unit names partitions by them. ``parts``: it is still to be divided into one execution per key; what is
     known of the keys on each of its inputs. ``context``: belongs to the executor; the scheduler does not look
-    inside.
+    inside. ``tables``: those it has an intent on.
     """
 
     unit: Unit
@@ -109,15 +120,15 @@ class Execution:
     started: bool = False
     context: Any = None
     parts: Parts | None = None
+    tables: tuple[str, ...] = ()
 
     def become(self, state: State) -> None:
         assert state in TRANSITIONS[self.state], f"{self} can't go from {self.state} to {state}"
         self.state = state
 
-    @property
-    def tables(self) -> set[str]:
-        """The tables it has an intent on."""
-        return {item.table for item in (*self.reads, *self.writes)}
+    def __post_init__(self) -> None:
+        items = (*self.reads, *self.writes)
+        self.tables = (items[0].table,) if len(items) == 1 else tuple(dict.fromkeys([item.table for item in items]))
 
     @property
     def in_vain(self) -> bool:

@@ -90,6 +90,11 @@ class _Intents:
 
     def block(self, at: Position, item: Item) -> Block | None:
         """The intents on ``item`` ahead of ``at``, if any."""
+        if item.partition is None:
+            positions = self._any.get(item.table)
+            if not positions or positions[0] >= at:
+                return None
+            return Block(item, positions[0], positions[bisect_left(positions, at) - 1])
         in_front = [positions for positions in self.overlapping(item) if positions[0] < at]
         if not in_front:
             return None

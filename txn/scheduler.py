@@ -75,15 +75,16 @@ class Scheduler(Division):
         """
         created = []
         placed: set[str] = set()
-        for unit in self.graph.caused_by.get(batch.stream, ()):
+        stream = batch.relation.name
+        for unit in self.graph.caused_by.get(stream, ()):
             gathered = self._gather(unit, batch, placed)
             if gathered is not None:
                 created.append(self._create(unit, sequence, batch, *gathered))
                 placed.add(unit.name)
         for execution in created:
             self._start_or_withdraw(execution)
-        for unit in self.graph.consumers.get(batch.stream, ()):
-            if batch.stream in unit.awaited:
+        for unit in self.graph.consumers.get(stream, ()):
+            if stream in unit.awaited:
                 created.extend(self._answer(unit, batch))
         return created
 
@@ -97,8 +98,9 @@ class Scheduler(Division):
         """The inputs known when the unit is placed, the streams it gets inputs from, and the batches whose rows may name
         partitions; None while it can't be placed.
         """
-        entered: Batches = {batch.stream: batch}
-        own: Inputs = {batch.stream: unit.takes(batch)} if batch.stream in unit.inputs else {}
+        name = batch.relation.name
+        entered: Batches = {name: batch}
+        own: Inputs = {name: unit.takes(batch)} if name in unit.inputs else {}
         if unit.numbered_by is not None:
             coming = self.graph.placed_by(unit, batch.stream, placed)
             return None if coming is None else (own, coming, entered)
@@ -137,7 +139,11 @@ class Scheduler(Division):
 
     def _enter(self, execution: Execution) -> None:
         if execution.batch_id is not None and execution.parts is None:
-            self._queues.setdefault((execution.unit.name, execution.key), OrderedDict())[execution] = None
+            line = (execution.unit.name, execution.key)
+            queue = self._queues.get(line)
+            if queue is None:
+                queue = self._queues[line] = OrderedDict()
+            queue[execution] = None
         if self.halted and halt_of(execution) in self.halted:
             self._park(execution)
         else:
@@ -150,7 +156,11 @@ class Scheduler(Division):
             insort(self._later, execution.position)
         self.locks.register(execution.position, execution.reads, execution.writes)
         for table in execution.tables:
-            insort(self._open.setdefault(table, []), execution.position)
+            positions = self._open.get(table)
+            if positions:
+                insort(positions, execution.position)
+            else:
+                self._open[table] = [execution.position]
 
     def _go(self, execution: Execution) -> None:
         """Remove it from the unfinished executions and release its intents."""
@@ -186,7 +196,10 @@ class Scheduler(Division):
     @property
     def any_ready(self) -> bool:
         """May anything run now?"""
-        return any(execution.state is State.READY for _, execution in self._ready)
+        ready = self._ready
+        while ready and ready[0][1].state is not State.READY:
+            heapq.heappop(ready)
+        return bool(ready)
 
     def take(self, execution: Execution) -> Execution:
         """Run this ready execution next instead of the first one."""
@@ -224,11 +237,13 @@ class Scheduler(Division):
         if execution.parts is not None:
             self._divide_in_order(execution.unit)
             return
-        self._forget_lock(execution)
-        execution.reason, execution.until = self._why(execution)
         if execution.until is not None:
-            self._blocked.setdefault(execution.until, {})[execution] = None
-        elif execution.reason.why is Why.READY:
+            self._forget_lock(execution)
+        execution.reason, until = self._why(execution)
+        if until is not None:
+            execution.until = until
+            self._blocked.setdefault(until, {})[execution] = None
+        elif execution.reason is READY:
             execution.become(State.READY)
             heapq.heappush(self._ready, (execution.position, execution))
 
@@ -326,25 +341,29 @@ class Scheduler(Division):
 
     def _leave(self, execution: Execution) -> None:
         self._go(execution)
-        self.parked.pop(execution.position, None)
-        waiting: Iterable[Execution] = self._blocked.pop(execution.position, ())
+        if self.parked:
+            self.parked.pop(execution.position, None)
         if execution.parts is not None:
-            waiting = [*self._leave_line(execution), *waiting]
+            for other in self._leave_line(execution):
+                self._consider(other)
         elif execution.batch_id is not None:
             del self._by_batch[execution.unit.name, execution.key, execution.batch_id]
-            waiting = [*self._next_in_line(execution), *waiting]
-        for other in waiting:
+            following = self._next_in_line(execution)
+            if following is not None:
+                self._consider(following)
+        for other in self._blocked.pop(execution.position, ()):
             self._consider(other)
 
-    def _next_in_line(self, execution: Execution) -> list[Execution]:
+    def _next_in_line(self, execution: Execution) -> Execution | None:
+        """It no longer stands in line; returns the one that is first now."""
         name = (execution.unit.name, execution.key)
         queue = self._queues[name]
         was_first = next(iter(queue)) is execution
         del queue[execution]
         if not queue:
             del self._queues[name]
-            return []
-        return [next(iter(queue))] if was_first else []
+            return None
+        return next(iter(queue)) if was_first else None
 
     # ---- halting a dataflow, for one key if it has keys
 

@@ -74,7 +74,7 @@ class Acceptance:
             engine.merger.check()
         if self._halfway.entering is not None or self._halfway.through is not None:
             self._halfway.check_entry()
-        if self._scheduler.live or self._timers.next_us != math.inf:
+        if self._scheduler.any_suspended or self._timers.next_us != math.inf:
             self.tick()
 
     def begin(self, name: str, timeout_s: float | None) -> None:

@@ -176,32 +176,40 @@ class Executor:
     def run(self, execution: Execution) -> None:
         """Run a RUNNING execution until it ends or waits."""
         txn = self.start(execution)
-        deadline_s = execution.context.program.deadline_s if self.watched else None
         try:
-            outcome = self.runtime.attempt(txn) if deadline_s is None else self._attempt_watched(txn, deadline_s)
-            self.settle(execution, outcome)
-        except BaseException as error:  # Ctrl-C and the like: undo, stop in front of the batch, re-raise
-            self.runtime.running.pop(threading.get_ident(), None)
-            with self.lock:
-                if execution.state is State.RUNNING and self.halfway.through is None:
-                    self.settle(execution, interrupted(txn, error))
+            self.settle(execution, self.outcome(execution, txn))
+        except BaseException as error:
+            self.break_off(execution, txn, error)
             raise
+
+    def outcome(self, execution: Execution, txn: Transaction) -> Outcome:
+        """Have the procedures run; says how that ended. The caller holds no lock."""
+        deadline_s = execution.context.program.deadline_s if self.watched else None
+        return self.runtime.attempt(txn) if deadline_s is None else self._attempt_watched(txn, deadline_s)
+
+    def break_off(self, execution: Execution, txn: Transaction, error: BaseException) -> None:
+        """Ctrl-C and the like: undo, and stop in front of the batch."""
+        self.runtime.running.pop(threading.get_ident(), None)
+        with self.lock:
+            if execution.state is State.RUNNING and self.halfway.through is None:
+                self.settle(execution, interrupted(txn, error))
 
     def start(self, execution: Execution) -> Transaction:
         """The transaction of an execution, with the batches that have arrived by now."""
         context: Context = execution.context
         context.started_at = self.clock.monotonic()
-        if context.txn is None:
+        txn = context.txn
+        if txn is None:
             with self.lock:
-                context.txn = self._begin(execution)
+                txn = context.txn = self._begin(execution)
                 if context.program.committed:
-                    self.hold_snapshot(context.txn.commit)
+                    self.hold_snapshot(txn.commit)
         else:
-            given, streams = execution.inputs, context.txn.streams
+            given, streams = execution.inputs, txn.streams
             for stream in execution.unit.awaited:
                 if given.get(stream) is not None and stream not in streams:
                     streams[stream] = given[stream]  # type: ignore[assignment]
-        return context.txn
+        return txn
 
     def _begin(self, execution: Execution) -> Transaction:
         context: Context = execution.context

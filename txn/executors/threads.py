@@ -21,7 +21,16 @@ log = logging.getLogger("tidegate")
 
 
 class ThreadExecutor(Executor):
-    """Runs executions on worker threads: worth it if procedures spend their time in DuckDB, numpy or I/O, or on people."""
+    """Runs executions on worker threads: worth it if procedures spend their time in DuckDB, numpy or I/O, or on people.
+
+    A worker that ends an execution takes the next one under the same hold of the lock: a chain of executions stays on its
+    worker, and handing work over to another thread, which costs more than most executions, happens only when there is more
+    than the workers that are awake will take. Everyone takes the smallest position that may run, so nothing starves.
+
+    At most one worker is on its way from sleep at any time; when it takes its work, it wakes the next, if there is more. So
+    while anything is ready, a worker is on its way, or none sleeps. Workers without work sleep until they are woken; if the
+    clock alone may bring some (a deadline, a timer), one of them looks from time to time.
+    """
 
     def __init__(
         self,
@@ -40,6 +49,9 @@ class ThreadExecutor(Executor):
         self._pause_s = pause_s
         self._stopping = False
         self._running = 0
+        self._asleep = 0  # workers that wait for work
+        self._watching = 0  # those among them that look at the clock
+        self._rousing = False  # one of them is on its way
         self._threads = [
             threading.Thread(target=self._loop, name=f"tidegate-worker-{i}", daemon=True) for i in range(workers)
         ]
@@ -47,28 +59,78 @@ class ThreadExecutor(Executor):
             thread.start()
 
     def place(self, work: Work, ticket: Ticket | None) -> None:
-        super().place(work, ticket)
-        self.wake()
+        with self.lock:
+            super().place(work, ticket)
+            self._rouse()
 
     def _loop(self) -> None:
-        while True:
-            with self.lock:
-                while (execution := self.scheduler.next()) is None:
-                    if self._stopping:
-                        return
-                    self._work.wait(self._pause_s())
-                    if not self._stopping:
-                        self._tick()
-                self._running += 1
+        execution = self._wait_for_work()
+        while execution is not None:
+            execution = self._run_then_take(execution) or self._wait_for_work()
+
+    def _wait_for_work(self) -> Execution | None:
+        """What to run next; None when the engine closes."""
+        with self.lock:
+            while (execution := self._take()) is None:
+                if self._stopping:
+                    return None
+                self._sleep()
+                if not self._stopping:
+                    self._tick()
+            return execution
+
+    def _take(self) -> Execution | None:
+        """The next execution that may run; if there are more, another worker is woken. The caller holds the lock."""
+        execution = self.scheduler.next()
+        if execution is not None:
+            self._running += 1
+        if self._asleep:
+            self._rouse()
+        return execution
+
+    def _run_then_take(self, execution: Execution) -> Execution | None:
+        """Run it; returns what may run then. Its end and that choice are one hold of the lock."""
+        try:
+            txn = self.start(execution)
             try:
-                self.run(execution)
+                outcome = self.outcome(execution, txn)
+                with self.lock:
+                    self.settle(execution, outcome)
+                    following = self._take()
+                    self._running -= 1
+                    return following
             except BaseException as error:
-                log.exception("%s was stopped; this worker continues", execution)
-                self._give_up(execution, error)
-            with self.lock:
-                self._running -= 1
-                self._work.notify_all()
-                self.ended.notify_all()
+                self.break_off(execution, txn, error)
+                raise
+        except BaseException as error:
+            log.exception("%s was stopped; this worker continues", execution)
+            self._give_up(execution, error)
+        with self.lock:
+            self._running -= 1
+            self.ended.notify_all()
+        return None
+
+    def _sleep(self) -> None:
+        """Until there is work; if the clock may bring some, one worker sleeps only until then. The caller holds the lock."""
+        pause_s = None if self._watching else self._pause_s()
+        watches = pause_s is not None
+        self._asleep += 1
+        self._watching += watches
+        try:
+            self._work.wait(pause_s)
+        finally:
+            self._asleep -= 1
+            self._watching -= watches
+            self._rousing = False
+
+    def _rouse(self) -> None:
+        """Wake a worker, if one sleeps and there is something for it to do. The caller holds the lock."""
+        if self._asleep and not self._rousing and self._any_for_another():
+            self._rousing = True
+            self._work.notify()
+
+    def _any_for_another(self) -> bool:
+        return self.scheduler.any_ready or not (self._watching or self._pause_s() is None)
 
     def _give_up(self, execution: Execution, error: BaseException) -> None:
         """Its outcome could not be recorded, so it never ends: tell its waiters, who would wait forever."""
@@ -80,7 +142,7 @@ class ThreadExecutor(Executor):
 
     def wake(self) -> None:
         with self.lock:
-            self._work.notify_all()
+            self._rouse()
 
     def step(self) -> bool:
         return False
