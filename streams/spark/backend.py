@@ -18,7 +18,7 @@ from tidegate.streams.spark.masters import slots_of
 from tidegate.streams.spark.reasons import reason_of
 from tidegate.streams.spark.session import Spark, shared_spark
 from tidegate.streams.spark.workers import workers_like_here
-from tidegate.streams.windows.evaluate.local import HERE, LocalBackend, Way
+from tidegate.streams.windows.evaluate.local import HERE, PROCESSES, LocalBackend, Way
 from tidegate.streams.windows.evaluate.processes import Reply, packed, unpacked
 from tidegate.streams.windows.evaluate.tasks import Outcome, Task, Work, carry_out
 
@@ -73,8 +73,14 @@ class SparkBackend:
         if self.only and why_not is None:
             return [Way(SPARK)]
         starts_in = 0.0 if self._warm else WORKERS_S if self.spark.ready else START_S
-        spark = Way(SPARK, PAYS_S, starts_in, self._warming is not None and not self._warm, why_not)
+        like = PROCESSES if self._on_these_cores else None
+        spark = Way(SPARK, PAYS_S, starts_in, self._warming is not None and not self._warm, why_not, like)
         return [Way(HERE), spark] if self.only else [*self.local.ways(work), spark]
+
+    @property
+    def _on_these_cores(self) -> bool:
+        """Is all that it has this machine, where processes can run?"""
+        return self.spark.master.startswith("local") and self.local.has_processes
 
     def _why_not(self, work: Work) -> str | None:
         if self.spark.error is not None:

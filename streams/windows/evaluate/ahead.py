@@ -11,10 +11,12 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any
 
 from tidegate.streams.windows.evaluate.foresight import Answered, Chain, Coming, Depth, Step, evaluate
+from tidegate.streams.windows.evaluate.gauge import Gauge
+from tidegate.streams.windows.evaluate.local import THREADS_PAY_S
 from tidegate.streams.windows.evaluate.plan import Plan
 from tidegate.streams.windows.state.results import WindowState
 
@@ -38,8 +40,8 @@ class Group:
 class LookAhead:
     """The look-ahead of one declared window, over all keys of its stream.
 
-    ``opened``: a new, empty state, for shadows. ``lock`` guards chains and what is pending; it is never held during an
-    evaluation. A state is copied only by the thread whose turn it is to slide it.
+    ``opened``: a new, empty state, for shadows. ``measured``: it looks ahead only while that pays. ``lock`` guards chains and
+    what is pending; it is never held during an evaluation. A state is copied only by the thread whose turn it is to slide it.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class LookAhead:
         limit: int,
         background: bool,
         timer: Callable[[], float] | None = None,
+        measured: bool = False,
     ) -> None:
         spec = plan.spec
         self.plan = plan
@@ -59,6 +62,7 @@ class LookAhead:
         self.depth = Depth(limit, target, first=min(limit, 2 * plan.pattern.total))
         self.timed = (spec.by_time and spec.on is None) or spec.idle_us is not None  # does the time of arrival matter?
         self.timer = timer or plan.timer
+        self.gauge = Gauge(self.timer, self._hopeless, plan.ready) if measured else None
         self.chains: dict[Any, Chain] = {}
         self.states: set[Any] = set()  # keys that have a state
         self.pending: dict[int, Coming] = {}  # by the identity of their rows, in order of arrival
@@ -105,6 +109,9 @@ class LookAhead:
         """The slide of the real state, with results evaluated ahead, before or now. A watermark is not foreseen: when the
         slide by it commits, what was computed ahead is void.
         """
+        if self.gauge is not None and mark is None:
+            with self.lock:
+                self.gauge.slid(len(rows), len(self.pending) + len(self.chained) > 1)
         step = self._step(key, state, rows, now_us if self.timed else 0) if mark is None else None
         answered.step = step
         try:
@@ -146,11 +153,15 @@ class LookAhead:
         if chain.steps:  # the state does not develop as was assumed
             self._void(chain)
         mine = self.pending.get(id(rows))
-        if mine is None:
+        if mine is not None:
+            last = mine.number
+            until = takewhile(lambda item: item[1].number <= last, self.pending.items())
+            for identity in [i for i, c in until if c.key == key]:
+                del self.pending[identity]  # those before it were skipped: aborted, dead letters, withdrawn
+        if not self._looks:
+            del self.chains[key]  # its shadow will not be the state
             return None
-        for identity in [i for i, c in self.pending.items() if c.key == key and c.number <= mine.number]:
-            del self.pending[identity]  # those before it were skipped: aborted, dead letters, withdrawn
-        if mine.alone or not self.pending:
+        if mine is None or mine.alone or not self.pending:
             return None
         steps: list[Step] = []
         if (chain.shadow is None and not self._copied(chain, state)) or not self._foresee(mine, steps):
@@ -226,7 +237,16 @@ class LookAhead:
             coming.alone = alone
             self.chained.discard(id(coming.rows))
             self.pending[id(coming.rows)] = coming
-        self.pending = dict(sorted(self.pending.items(), key=lambda item: item[1].number))
+        if back:
+            self.pending = dict(sorted(self.pending.items(), key=lambda item: item[1].number))
+
+    def _hopeless(self, batches: int) -> bool:
+        """Do even as many batches as may be looked ahead to have less work than pays anywhere else?"""
+        return self.plan.work_s / batches * self.depth.limit < THREADS_PAY_S
+
+    @property
+    def _looks(self) -> bool:
+        return self.gauge is None or self.gauge.ahead
 
     # ---- evaluation
 
@@ -251,7 +271,7 @@ class LookAhead:
 
     def _go_on(self) -> None:
         """Have the next group evaluated in the background, if there is one. The lock is held."""
-        if not self.background or self.in_flight >= GROUPS or not self.pending:
+        if not self.background or self.in_flight >= GROUPS or not self.pending or not self._looks:
             return
         group = self._gathered([])
         if group.steps:
@@ -288,6 +308,7 @@ class LookAhead:
             f"{self.depth.now:,} batches at most now ({self.depth.limit:,} allowed, results within "
             f"{self.depth.target_s:g} s); {self.foreseen:,} batches foreseen in {self.evaluations:,} evaluations, "
             f"{self.used:,} used, {self.voided:,} void{'' if self.hindrance is None else f'; {self.hindrance}'}"
+            f"{'' if self.gauge is None else f'; {self.gauge}'}"
         )
 
 

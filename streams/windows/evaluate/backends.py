@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tidegate.storage.schema import Relation
@@ -39,7 +40,9 @@ class Evaluation:
         if not known:
             plan.ahead = f"none: batches of {plan.spec.stream} are known only when it is their turn"
             return None
-        return LookAhead(plan, lambda: open_state(plan.spec, relation, plan), self.look_ahead, self.background)
+        opened = partial(open_state, plan.spec, relation, plan)
+        measured = not plan.backend.only
+        return LookAhead(plan, opened, self.look_ahead, self.background, measured=measured)
 
 
 REFERENCE = Evaluation()

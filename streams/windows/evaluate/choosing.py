@@ -14,33 +14,50 @@ from tidegate.streams.windows.evaluate.local import HERE, Way
 CHUNK_S = 0.005  # chunks are no smaller than this much work ...
 CHUNKS = 4  # ... and at most this many for each worker: one that is done early takes another
 REMEMBERED = 10_000  # measurements older than this many items count half
-FORGOTTEN = 200  # a way that was not taken this many times in a row is measured again
+FORGOTTEN = (
+    200  # a way that was not taken this many times in a row is measured again; then twice as many, and so on ...
+)
+LONGEST = 64 * FORGOTTEN  # ... up to this
 GOOD = 0.75  # share of the best possible saving by n workers from which no other way is started
 
 
 @dataclass
 class Cost:
-    """The measured cost of an item in one way."""
+    """The measured cost of an item in one way, everything included that an evaluation takes: sending, starting, waiting.
+
+    ``runs``: how many evaluations it was measured over.
+    """
 
     items: float = 0
     seconds: float = 0.0
     unused: int = 0
+    runs: float = 0
+    rest: int = FORGOTTEN
 
     @property
     def each(self) -> float | None:
         return self.seconds / self.items if self.items else None
 
+    def of(self, items: int, ideal: float) -> float:
+        """What each of this many items will take, if workers that have nothing but the work take ``ideal``: what an
+        evaluation took beyond that is taken to be the same for few items and for many.
+        """
+        ideal = min(ideal, self.seconds / self.items)
+        return ideal + (self.seconds - self.items * ideal) / self.runs / items
+
     def add(self, items: int, seconds: float) -> None:
         if self.items > REMEMBERED:
-            self.items, self.seconds = self.items / 2, self.seconds / 2
+            self.items, self.seconds, self.runs = self.items / 2, self.seconds / 2, self.runs / 2
         self.items += items
         self.seconds += seconds
+        self.runs += 1
         self.unused = 0
 
     def passed_over(self) -> None:
         self.unused += 1
-        if self.unused >= FORGOTTEN:
-            self.items, self.seconds, self.unused = 0, 0.0, 0
+        if self.unused >= self.rest:
+            self.items, self.seconds, self.runs, self.unused = 0, 0.0, 0, 0
+            self.rest = min(2 * self.rest, LONGEST)
 
 
 @dataclass(frozen=True)
@@ -54,6 +71,8 @@ class Decision:
 
 
 ALONE = Decision(HERE, 1, 1, f"one worker: in {HERE}")
+LITTLE_S = 0.0005  # for less work than this no way is weighed against another: that alone would cost too much of it
+LITTLE = Decision(HERE, 1, 1, f"little work at a time: in {HERE}")
 
 
 @dataclass
@@ -90,8 +109,12 @@ class Meter:
                 return Decision(
                     way.name, workers, chunks, f"{told}, enough to try {split(workers, way.name, chunks)}{besides}"
                 )
-        each = {way.name: self.cost(way.name).each or 0.0 for way in (here, *allowed)}
+        each = {
+            here.name: cost.each,
+            **{way.name: self.cost(way.name).of(items, cost.each / workers) for way in allowed},
+        }
         best = min(each, key=each.__getitem__)
+        self.cost(best).rest = FORGOTTEN
         if best == here.name:
             workers = chunks = 1
         compared = ", ".join(f"{time(taken)} in {name}" for name, taken in each.items())
@@ -115,6 +138,8 @@ class Meter:
                 allowed.append(way)
             elif way.starting:
                 hindrances.append(f"{way.name} are starting")
+            elif way.like is not None:
+                hindrances.append(f"{way.name} are not started, since they would have no other cores than {way.like}")
             elif good is not None:
                 hindrances.append(f"{way.name} are not started, since {good} save most of what {workers} workers can")
             else:

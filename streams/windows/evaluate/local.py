@@ -28,17 +28,22 @@ PROCESSES_PAY_S = 0.025
 @dataclass(frozen=True)
 class Way:
     """A way a backend can evaluate. ``pays_from``: seconds of work in one evaluation; ``starts_in``: seconds of start-up
-    not yet paid; ``starting``: it is being started; ``why_not``: why this function can't go that way."""
+    not yet paid; ``starting``: it is being started; ``why_not``: why this function can't go that way. ``like``: the way that
+    has the same cores and starts for less, so this one is never started instead of it."""
 
     name: str
     pays_from: float = 0.0
     starts_in: float = 0.0
     starting: bool = False
     why_not: str | None = None
+    like: str | None = None
 
 
 class Backend(Protocol):
-    """Where tasks are carried out."""
+    """Where tasks are carried out. ``only``: it was asked for, so nothing is weighed against it."""
+
+    @property
+    def only(self) -> str | bool | None: ...
 
     def ways(self, work: Work) -> Sequence[Way]:
         """The possible ways for this work; the others are compared with the first."""
@@ -104,12 +109,17 @@ class LocalBackend:
         pool = self._pool
         pool.greet(wait_s=0)
         why_not = self.unsendable(work)
-        if pool.deaths >= DEATHS:
+        if not self.has_processes:
             why_not = f"{pool.deaths} worker processes died"
         processes = Way(
             PROCESSES, PROCESSES_PAY_S, 0.0 if pool.ready else START_S, bool(pool.members) and not pool.ready, why_not
         )
         return [Way(HERE), Way(THREADS, THREADS_PAY_S), processes]
+
+    @property
+    def has_processes(self) -> bool:
+        """Can worker processes be used? Not after several of them have died."""
+        return self._pool.deaths < DEATHS
 
     @property
     def place(self) -> str:
@@ -150,7 +160,7 @@ class LocalBackend:
                 work.packed  # noqa: B018
             except Exception as error:
                 self.refuse(work, error)
-        if work in self._unsendable or self._pool.deaths >= DEATHS:
+        if work in self._unsendable or not self.has_processes:
             return [carry_out(task) for task in tasks]
         outcomes = []
         replies = self._pool.run(tasks, workers, patient=self.only is not None)

@@ -32,7 +32,7 @@ from tidegate.streams.windows.declare.patterns import (
     default_pattern,
     has_panes,
 )
-from tidegate.streams.windows.evaluate.choosing import ALONE, Decision, Meter, count, many, time
+from tidegate.streams.windows.evaluate.choosing import ALONE, LITTLE, LITTLE_S, Decision, Meter, count, many, time
 from tidegate.streams.windows.evaluate.local import HERE, Backend, LocalBackend
 from tidegate.streams.windows.evaluate.picture import Picture, Stage, as_svg, as_text
 from tidegate.streams.windows.evaluate.tasks import PART_ROWS, Operation, Outcome, Task, Work, carry_out
@@ -95,6 +95,9 @@ class Plan:
             and all(aggregate.fields(relation) is not None for aggregate in self.function.named.values())
         )
         self.timer = timer or SystemClock().monotonic
+        self.work_s = (
+            0.0  # what everything evaluated so far would have taken in this process, at the cost measured then
+        )
         self.meters: dict[Operation, Meter] = {}
         self.decisions: dict[Operation, Decision] = {}
         self.ahead: object = None  # how far it is evaluated ahead of its batches, in words
@@ -168,6 +171,11 @@ class Plan:
         if workers == 1:
             self.decisions[operation] = ALONE
             return self._here(meter, operation, items)
+        each = meter.cost(HERE).each
+        self.work_s += (each or 0.0) * len(items)
+        if each is not None and each * len(items) < LITTLE_S and not self.backend.only:
+            self.decisions[operation] = LITTLE
+            return self._here(meter, operation, items)
         ways = self.backend.ways(self.work)
         first = Outcome([])
         if len(ways) > 1 and meter.cost(ways[0].name).each is None:
@@ -229,6 +237,10 @@ class Plan:
         if what not in getattr(error, "__notes__", ()):
             error.add_note(what)
         return error
+
+    def ready(self) -> int:
+        """How many ways could evaluate now."""
+        return sum(way.why_not is None and not way.starts_in for way in self.backend.ways(self.work))
 
     # ---- who gets what
 
@@ -303,7 +315,7 @@ class Plan:
         for operation, decision in self.decisions.items():
             meter, each = self.meters[operation], self.meters[operation].cost(HERE)
             reason = decision.reason
-            if decision is ALONE and each.each is not None:
+            if decision in (ALONE, LITTLE) and each.each is not None:
                 reason = f"{time(each.each)} per {meter.noun} measured over {count(each.items, meter.noun)}; {reason}"
             told.append(f"{DOES[operation]:<10}{reason}")
         if self.vectorised:

@@ -21,6 +21,7 @@ class Machine:
 
     replicas = 1
     place = "a machine"
+    only = None
 
     def __init__(self, cost_s: float, threads: float = 1.0, processes: float = 1.0) -> None:
         self.now = 0.0
@@ -142,6 +143,40 @@ def test_each_way_waits_for_its_own_price() -> None:
         "500 ms of such work so far, less than the 1.0 s to start processes; "
         "500 ms of such work so far, less than the 8.0 s to start others" in plan.explain()
     )
+
+
+def test_what_has_the_same_cores_is_not_started_but_used_if_it_runs() -> None:
+    class Third(Machine):
+        starts_in = 8.0
+
+        def ways(self, work: Work) -> Sequence[Way]:
+            return [*super().ways(work), Way("others", 0.1, self.starts_in, like=PROCESSES)]
+
+    machine = Third(0.01, processes=1.1)
+    machine.started = machine.ready = True
+    machine.speedup["others"] = 1.8
+    plan = plan_on(machine)
+    assert {evaluate(plan, 40) for _ in range(100)} == {THREADS, PROCESSES}  # 40 s of work
+    assert "others are not started, since they would have no other cores than processes" in plan.explain()
+    machine.starts_in = 0.0
+    assert [evaluate(plan, 40) for _ in range(3)] == ["others"] * 3
+
+
+def test_a_round_trip_counts_for_few_as_it_did_for_many() -> None:
+    """What 100 windows took, with a round trip of 50 ms, says little about 10."""
+
+    class Far(Machine):
+        def run(self, way: str, tasks: Sequence[Task], workers: int) -> list[Outcome]:
+            outcomes = super().run(way, tasks, workers)
+            self.now += 0.05 if way == PROCESSES else 0.0
+            return outcomes
+
+    machine = Far(0.005, processes=2.0)
+    machine.started = machine.ready = True
+    plan = plan_on(machine)
+    assert [evaluate(plan, 100) for _ in range(4)] == [THREADS, PROCESSES, PROCESSES, PROCESSES]
+    assert evaluate(plan, 10) in (HERE, THREADS)  # 50 ms here, 75 ms there
+    assert evaluate(plan, 50) == PROCESSES  # 250 ms here, 175 ms there
 
 
 def test_a_window_without_a_pattern_goes_to_all_workers_once_they_are_known() -> None:
