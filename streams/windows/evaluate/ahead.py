@@ -242,7 +242,7 @@ class LookAhead:
 
     def _hopeless(self, batches: int) -> bool:
         """Do even as many batches as may be looked ahead to have less work than pays anywhere else?"""
-        return self.plan.work_s / batches * self.depth.limit < THREADS_PAY_S
+        return self.plan.work_s / batches * self.depth.limit < 2 * THREADS_PAY_S
 
     @property
     def _looks(self) -> bool:
