@@ -148,10 +148,13 @@ class ThreadExecutor(Executor):
         return False
 
     def run_until_idle(self) -> int:
-        """Wait until nothing runs and nothing may run."""
+        """Wait until nothing runs and nothing may run, what is due by the clock included."""
         with self.lock:
+            self._tick()
             while self._running or self.scheduler.any_ready:
                 self.ended.wait()
+                if not (self._running or self.scheduler.any_ready):
+                    self._tick()
         return 0
 
     def wait(self, ticket: Ticket, timeout_s: float | None) -> None:
