@@ -26,6 +26,8 @@ from tidegate.streams.windows.declare.functions import Extent
 from tidegate.streams.windows.declare.functions import Incremental as incremental
 from tidegate.streams.windows.declare.functions import Whole as whole
 from tidegate.streams.windows.declare.patterns import KeyFarm, PaneFarm, Sequential, WindowFarm, WindowMapReduce
+from tidegate.streams.windows.declare.together import WholeBatch as whole_batch
+from tidegate.streams.windows.declare.together import WindowBatch
 from tidegate.streams.windows.evaluate.plan import Plan
 
 __all__ = [
@@ -35,6 +37,7 @@ __all__ = [
     "PaneFarm",
     "Plan",
     "Sequential",
+    "WindowBatch",
     "WindowFarm",
     "WindowMapReduce",
     "count",
@@ -54,6 +57,7 @@ __all__ = [
     "top_k",
     "variance",
     "whole",
+    "whole_batch",
 ]
 
 

@@ -83,6 +83,7 @@ class Program:
             else:
                 self.stream_triggers.setdefault(str(trigger.stream), []).append(trigger.statement)
         self.in_turn = clashing(self.window_triggers)
+        self.by_column = any(not spec.plain for spec in procedure.windows.values())  # do they work on columns?
         self.timed = any(minds_arrival(spec) for spec in procedure.windows.values())
         self.minds = procedure.name in graph.times.minding
         self.passes: Mapping[str, bool] = graph.times.passes.get(procedure.name, {})

@@ -110,7 +110,7 @@ class Runtime:
                 txn.access = program.access
                 batch = streams[name]
                 if program.own_windows:
-                    self._slide_own(txn, program, batch.given if program.timed else batch.rows)
+                    self._slide_own(txn, program, batch.given if program.by_column else batch.rows)
                 function = program.function
                 function(txn, batch)
                 if txn.more is not NOTHING:

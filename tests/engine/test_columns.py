@@ -237,3 +237,21 @@ def test_columns_that_do_not_fit_are_refused_by_emit() -> None:
 
     with tidegate.open(app) as engine, pytest.raises(ProcedureFailed, match="can't take 'x'"):
         engine.push("given", pa.table({"n": [1]})).result()
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+@pytest.mark.parametrize("kind", [{"time": 10, "on": "t"}, {"count": 10}, {"session": 5, "on": "t"}], ids=str)
+def test_windows_that_compute_leave_a_batch_of_columns_as_it_is(kind: dict[str, Any], key: str | None) -> None:
+    app = App()
+    app.stream("given", "t BIGINT NOT NULL, v DOUBLE NOT NULL, k BIGINT NOT NULL", border=True, key=key)
+    made: list[Any] = []
+
+    @app.procedure(inputs="given", windows={"win": window("given", compute={"sum": w.sum("v")}, **kind)})
+    def look(txn: Transaction, given: Batch) -> None:
+        txn.window("win").results["sum"].sum()
+        rows: Any = given.given
+        made.append(type(rows) is ColumnRows and rows._rows is None)
+
+    with tidegate.open(app) as engine:
+        engine.push("given", pa.table({"t": range(100), "v": [0.5] * 100, "k": [0, 1] * 50})).result()
+    assert made == ([True] if key is None else [True, True])

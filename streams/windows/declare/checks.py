@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from math import gcd
+
 from tidegate.errors import DeclarationError
 from tidegate.storage.schema import Relation
+from tidegate.streams.windows.declare.functions import Aggregates
 from tidegate.streams.windows.declare.kinds import LABELS, WindowSpec
+
+LONGEST = 1 << 60  # bounds are 64-bit numbers
+MOST = 1 << 27  # windows that hold a row, and panes of a window: each slide is a step for somebody
+MOST_IN_TIME = 1 << 22  # when time passes, panes without rows are steps, too
 
 
 def check_columns(spec: WindowSpec, relation: Relation, what: str) -> None:
@@ -19,6 +26,7 @@ def check_columns(spec: WindowSpec, relation: Relation, what: str) -> None:
                 f"{what}: {role} names column {name!r}; stream {spec.stream} has {columns}", column=name
             )
     _refuse_labels(spec, relation, what)
+    _refuse_impossible(spec, relation, what)
     for role, name in named[2:]:
         if name is not None and relation.column(name).type.family != "boolean":
             raise DeclarationError(f"{what}: {role} names {name}, which is {relation.column(name).type}, not BOOLEAN")
@@ -62,3 +70,32 @@ def _refuse_labels(spec: WindowSpec, relation: Relation, what: str) -> None:
                 f"rename the column of the stream, for example to of_{name.lower()}{other}",
                 column=name,
             )
+
+
+def _refuse_impossible(spec: WindowSpec, relation: Relation, what: str) -> None:
+    """More windows or panes than anything could work through."""
+    lengths = {"range": spec.size, "slide": spec.slide}
+    for name, length in lengths.items():
+        if isinstance(length, int) and length > LONGEST:
+            raise DeclarationError(
+                f"{what}: its {name} is {length:,}; lengths go up to 2**60, bounds are 64-bit numbers"
+            )
+    if spec.kind not in ("count", "batches", "time", "landmark"):
+        return
+    most = MOST_IN_TIME if spec.kind == "time" else MOST
+    overlap = spec.size // spec.slide
+    if overlap > most:
+        holds = "each reset would be after" if spec.kind == "landmark" else "each row would be in"
+        raise DeclarationError(
+            f"{what} ({spec}): {holds} {overlap:,} windows, and {most:,} is what can be worked through; take a larger slide="
+        )
+    compute = spec.compute
+    if not isinstance(compute, Aggregates) or any(one.fields(relation) is None for one in compute.named.values()):
+        return
+    panes = spec.size // gcd(spec.size, spec.slide)
+    if spec.kind != "landmark" and panes > most:
+        raise DeclarationError(
+            f"{what} ({spec}): its panes are as long as the largest common divisor of range and slide, so a window would have "
+            f"{panes:,}, and {most:,} is what can be worked through; take a slide= that divides the range, or has more in "
+            f"common with it"
+        )

@@ -148,7 +148,7 @@ class Aggregates(Function):
         return tuple(a.value([pane[i] for pane in panes]) for i, a in enumerate(self.named.values()))
 
 
-class _Written(Function):
+class Written(Function):
     """A function with declared result columns."""
 
     def __init__(self, returns: str, columns: Sequence[str] | None) -> None:
@@ -166,7 +166,7 @@ class _Written(Function):
         return relation.column_names if self._columns is None else self._columns
 
 
-class Whole(_Written):
+class Whole(Written):
     """A function of the whole window."""
 
     def __init__(self, function: Callable[[Extent], Any], returns: str, columns: Sequence[str] | None = None) -> None:
@@ -180,7 +180,7 @@ class Whole(_Written):
         return self.function(extent)
 
 
-class Decomposed(_Written):
+class Decomposed(Written):
     """A function of the results of the panes: ``pane(extent)`` once per pane, ``combine(panes)`` once per window."""
 
     decomposable = True
@@ -210,7 +210,7 @@ class Decomposed(_Written):
         return self._combine(panes)
 
 
-class Incremental(_Written):
+class Incremental(Written):
     """A fold: ``state = add(state, row)`` from ``start()`` on, the result is ``finish(state)``."""
 
     def __init__(

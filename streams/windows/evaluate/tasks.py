@@ -6,6 +6,7 @@ the engine.
 
 from __future__ import annotations
 
+import logging
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +15,10 @@ from typing import Any, Literal
 
 from tidegate.storage.schema import Relation
 from tidegate.streams.windows.declare.functions import Extent, Function
+from tidegate.streams.windows.declare.together import WholeBatch
 from tidegate.streams.windows.state.columns import times_of
+
+log = logging.getLogger("tidegate.windows")
 
 Operation = Literal["whole", "pane", "combine"]
 
@@ -100,6 +104,12 @@ class Outcome:
 def carry_out(task: Task, done: Sequence[Any] = ()) -> Outcome:
     """Do the items that are not ``done`` yet, in this process and thread."""
     results = list(done)
+    function = task.work.function
+    try:
+        if isinstance(function, WholeBatch) and len(task.items) > len(results):
+            return Outcome([*results, *function.together(task.items[len(results) :])])
+    except Exception:  # one by one it will be known which window it was
+        log.warning("%r raised for %d windows; they are computed one by one", function, len(task.items), exc_info=True)
     try:
         for item in task.items[len(results) :]:
             results.append(task.work.do(task.operation, item))  # noqa: PERF401 - what was done before it raised counts

@@ -34,7 +34,7 @@ from tidegate.streams.windows.state.runs import Groups, Run, Suffixes, side_by_s
 from tidegate.streams.windows.state.sparse import SparseTable, flat
 from tidegate.streams.windows.state.times import Step
 
-SOME = 256  # keys processed together
+SOME = 1 << 20  # panes looked at together
 
 
 class BlockState(PaneState):
@@ -99,7 +99,8 @@ class BlockState(PaneState):
         if self.landmark:
             begun = (self.block[:count] == reached // n) & (self.prefix[ROWS][:count] > 0)
             return opened + int(np.count_nonzero(begun & (reached % n > 0)))
-        return opened + sum(self._filled(slice(low, low + SOME), reached - n + 1) for low in range(0, count, SOME))
+        keys = max(SOME // n, 1)
+        return opened + sum(self._filled(slice(low, low + keys), reached - n + 1) for low in range(0, count, keys))
 
     def _filled(self, which: slice, needed: int) -> int:
         """How many complete panes of these keys have rows and are still needed?"""

@@ -79,7 +79,7 @@ class PaneState(ColumnState):
         self.per_window = spec.size // self.pane
         self.per_slide = spec.slide // self.pane
         self.slots = self.per_window + 1
-        self._in_window = np.arange(self.per_window)[:, None]
+        self._in_window = np.arange(0 if self.blocks else self.per_window)[:, None]
         self.keys: list[Key] = []
         self.codes: dict[Key, int] = {}
         self._many = MANY

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import naive
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from window_cases import BY, EVENTS, IN_ORDER, KINDS, batched, drawn_rows, results, specs
+from window_cases import BY, EVENTS, IN_ORDER, KINDS, Drawn, batched, drawn_rows, results, rows_of, specs
 
 import tidegate
 from tidegate import windows as w
@@ -32,6 +33,9 @@ def ends(extent: Any) -> tuple[int, int]:
 
 FUNCTIONS = {
     "whole": lambda: w.whole(lambda extent: (ids(extent.rows), len(extent)), returns="ids BIGINT[], n INTEGER"),
+    "whole_batch": lambda: w.whole_batch(
+        lambda batch: {"n": batch.lengths, "ids": [ids(extent) for extent in batch]}, returns="ids BIGINT[], n INTEGER"
+    ),
     "decomposed": lambda: w.decomposed(
         lambda extent: ids(extent.rows), lambda panes: (joined(panes), len(joined(panes))), "ids BIGINT[], n INTEGER"
     ),
@@ -133,3 +137,40 @@ def test_what_a_function_raises_reaches_the_caller_and_changes_nothing() -> None
     with pytest.raises(ZeroDivisionError, match="mine"):
         state.slide([ROW], 0)
     assert state.save() == before
+
+
+def ranges(batch: w.WindowBatch) -> Any:
+    assert repr(batch) == f"<{len(batch)} windows, {len(batch['x'])} rows>"
+    assert [len(window) for window in batch] == batch.lengths.tolist() == (batch.ends - batch.starts).tolist()
+    assert batch[0].number <= batch[-1].number
+    calls.append(len(batch))
+    return np.maximum.reduceat(batch["x"], batch.starts), np.minimum.reduceat(batch["x"], batch.starts)
+
+
+calls: list[int] = []
+
+
+def test_a_function_of_a_batch_of_windows_is_called_once_for_all_that_fire() -> None:
+    calls.clear()
+    compute = w.whole_batch(ranges, "most DOUBLE, least DOUBLE", columns=["x"])
+    state = open_state(window("s", count=3, slide=1, compute=compute), EVENTS)
+    rows = rows_of([Drawn(1, 0, False, i % 8) for i in range(50)], 0)
+    found = list(state.slide(tuple(rows)).results)
+    xs = [row.x for row in rows]
+    assert [(r.most, r.least) for r in found] == [(max(xs[i : i + 3]), min(xs[i : i + 3])) for i in range(48)]
+    assert len(calls) <= 3  # one or two windows are tried first, to learn what one costs
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda batch: 1.0, "returned a single value for"),
+        (lambda batch: np.zeros(len(batch) + 1), "returned 2 values for 1 windows"),
+        (lambda batch: {"other": batch.starts}, "returned the columns other; returns= names a"),
+        (lambda batch: (batch.starts, batch.ends), "returned 1 values, 1 values for 1 windows"),
+    ],
+)
+def test_what_a_function_of_a_batch_returns_has_a_value_for_each_window(function: Any, words: str) -> None:
+    state = open_state(window("s", count=1, compute=w.whole_batch(function, "a DOUBLE")), EVENTS)
+    with pytest.raises(tidegate.errors.MistakeError, match=words):
+        state.slide(tuple(rows_of([Drawn(1, 0, False, 0)], 0)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import tracemalloc
 from typing import Any
 
 import naive
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from window_cases import Batches, results
 
+import tidegate
 from tidegate.storage.schema import Column, Relation
 from tidegate.storage.types import column_type
 from tidegate.streams.windows import open_state, window
@@ -171,3 +173,47 @@ def test_thousands_of_keys_that_come_and_go(kind: str, compute: Any) -> None:
     else:
         fired = [(w.number, w.key, w.start, w.end, list(w.rows)) for w in naive.expected(spec, batches).fired]
         assert [(w.number, w.key, w.start, w.end, list(w.rows)) for w in found] == fired
+
+
+# ---- very many panes
+
+
+def test_the_memory_of_many_panes_follows_the_rows_and_is_told() -> None:
+    tracemalloc.start()
+    try:
+        state = open_state(window("s", count=10**8, slide=1, by="k", compute={"n": Count(), "sum": Sum("v")}), READINGS)
+        for i in range(10):
+            state.slide(tuple(READINGS.conform((i, k, 0.5, i)) for k in range(3))).commit()
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert taken < 10_000_000
+    assert 0.5 * taken < state.bytes_held() < 1.5 * taken
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"count": 2**40, "slide": 1}, "each row would be in 1,099,511,627,776 windows.*larger slide"),
+        ({"batches": 2**30, "slide": 1}, "each row would be in 1,073,741,824 windows"),
+        ({"time": 2**30, "slide": 1, "on": "at"}, "each row would be in 1,073,741,824 windows"),
+        ({"time": 2**30 + 1, "slide": 2**28, "on": "at"}, "a window would have 1,073,741,825.*divides the range"),
+        ({"landmark": 2**30, "slide": 1, "on": "at"}, "each reset would be after 1,073,741,824 windows"),
+        ({"count": 3, "slide": 2**61}, r"its slide is .*lengths go up to 2\*\*60"),
+    ],
+)
+def test_windows_that_nothing_could_work_through_are_refused_when_declared(options: dict[str, Any], words: str) -> None:
+    app = tidegate.App("impossible")
+    app.stream("s", '"at" BIGINT NOT NULL, k INTEGER NOT NULL, v DOUBLE, n INTEGER NOT NULL', border=True)
+    with pytest.raises(tidegate.errors.DeclarationError, match=f"procedure look: window wide.*{words}"):
+
+        @app.procedure(inputs="s", windows={"wide": window("s", compute={"n": Count()}, **options)})
+        def look(txn: Any, s: Any) -> None: ...
+
+    assert app.procedures == {}
+
+
+def test_long_windows_without_overlap_are_fine() -> None:
+    state = open_state(window("s", count=2**40, by="k", compute={"n": Count()}), READINGS)
+    state.slide(tuple(READINGS.conform((i, 1, 0.5, i)) for i in range(50))).commit()
+    assert state.held() == 1
