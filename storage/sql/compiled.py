@@ -16,6 +16,7 @@ from sqlglot import exp
 from tidegate.storage.changes import OnConflict, delete_rows, insert_rows, update_rows
 from tidegate.storage.schema import Column, Row, TableSchema
 from tidegate.storage.sql.assignments import insert_places, is_default, place_of
+from tidegate.storage.sql.batches import compile_batch_insert, compile_batch_select
 from tidegate.storage.sql.codes import Code, Fold, NotCompilable, Scope
 from tidegate.storage.sql.conflicts import compiled_conflict
 from tidegate.storage.sql.lookups import Find, Project, SoleTable, is_decorated, order_all, project_rows
@@ -44,6 +45,9 @@ class Compiled:
 
 def compile_select(parsed: Parsed, row_class: Any, fold: Fold) -> Compiled:
     tree = parsed.tree
+    if parsed.relations:
+        find_all = compile_batch_select(parsed, row_class, fold)
+        return Compiled(lambda view, values: Rows(find_all(view, values)), "batch")
     if not isinstance(tree, exp.Select) or _has_more(tree, {*_SELECT_PARTS, *_PICKED}):
         raise NotCompilable
     source = tree.args.get("from_")
@@ -229,6 +233,10 @@ def compile_insert(parsed: Parsed, returning: Any, fold: Fold) -> Compiled:
     """INSERT … VALUES; ``conflict`` may be ON CONFLICT with expressions that compile."""
     tree = parsed.tree
     source = tree.args.get("expression")
+    if parsed.relations and parsed.target is not None:
+        insert = compile_batch_insert(parsed, fold)
+        give_back = _returning(SoleTable(parsed, target_table(tree), parsed.target, fold), tree, returning)
+        return Compiled(lambda view, values: _affected(insert(view, values), give_back, values), "batch")
     if (
         not isinstance(source, exp.Values)
         or tree.args.get("with_")

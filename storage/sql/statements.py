@@ -29,6 +29,7 @@ from tidegate.storage.schema import Column, Relation, TableSchema, row_class
 from tidegate.storage.sql import compiled as row_access
 from tidegate.storage.sql import dml
 from tidegate.storage.sql.assignments import insert_places, place_of
+from tidegate.storage.sql.batches import MANY
 from tidegate.storage.sql.codes import Fold, NotCompilable
 from tidegate.storage.sql.compiled import Compiled
 from tidegate.storage.sql.draws import draw_all
@@ -137,6 +138,7 @@ class Statement:
             "index range": "row access by a range of an index",
             "index order": "row access in the order of an index",
             "values": "row access with the rows given",
+            "batch": f"row by row over the batch; DuckDB from {MANY:,} rows on",
             "duckdb": "DuckDB over the base and the changes above it",
         }[self.path]
         touched = [f"reads {', '.join(sorted(self.reads))}"] if self.reads else []
