@@ -42,6 +42,7 @@ app = typer.Typer(
 bench = typer.Typer(help="Measure tidegate on this machine, beside its peers.", no_args_is_help=True)
 for measure in (
     measuring.transactions,
+    measuring.apps,
     measuring.connectors,
     measuring.growth,
     measuring.latency,

@@ -1,4 +1,4 @@
-"""``tidegate bench transactions``, ``connectors``, ``growth``, ``latency``, ``time``, ``memory`` and ``profile``."""
+"""``tidegate bench transactions``, ``apps``, ``connectors``, ``growth``, ``latency``, ``time``, ``memory`` and ``profile``."""
 
 from __future__ import annotations
 
@@ -48,6 +48,30 @@ def growth(
     from tidegate.benchmarks.growth import bench
 
     _print(measured(bench, rounds, batches, factor), as_json)
+
+
+def apps(
+    rows: Annotated[int, typer.Option(min=2_000, help="Rows of each application.")] = 50_000,
+    rounds: Rounds = 3,
+    rate: Annotated[
+        int, typer.Option(min=100, help="Rows a second at which latency is measured, for a second.")
+    ] = 10_000,
+    only: Annotated[list[str] | None, typer.Option(help="Only this application (repeatable).")] = None,
+    as_json: Json = False,
+) -> None:
+    """Twelve applications of stream processing, in batches of 1, 100 and 10,000 rows, beside plain Python.
+
+    Example: tidegate bench apps --json
+
+    Example: tidegate bench apps --only "word count" --only Nexmark --rows 20000
+    """
+    from tidegate.benchmarks.apps.run import CASES, bench
+    from tidegate.errors import unknown
+
+    for name in only or ():
+        if name not in CASES:
+            raise unknown("bench apps", "application", name, CASES)
+    _print(measured(bench, rows, rounds, rate, only or ()), as_json)
 
 
 def connectors(

@@ -1,0 +1,1 @@
+"""The applications of the papers on parallel stream processing, one file each."""
