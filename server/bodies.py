@@ -79,14 +79,20 @@ class Acknowledged(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def check_query(query_string: bytes, known: Collection[str]) -> None:
-    """Raise for an unknown or repeated query parameter: otherwise it would be ignored silently."""
+    """Raise for an unknown or repeated query parameter: otherwise it would be ignored silently. And for bytes that are no
+    text: two names could become the same one.
+    """
     seen: set[str] = set()
-    for name, _ in parse_qsl(query_string.decode("latin-1"), keep_blank_values=True):
+    try:
+        given = parse_qsl(query_string.decode("ascii"), keep_blank_values=True, errors="strict")
+    except UnicodeDecodeError:
+        raise ServerError("the query string is not UTF-8 in percent-encoding; encode its text so", status=400) from None
+    for name, _ in given:
         if name not in known:
             close = get_close_matches(name, known, n=1)
-            hint = f"did you mean {close[0]!r}? " if close else ""
+            hint = f"; did you mean {close[0]!r}?" if close else ""
             raise ServerError(
-                f"there is no parameter {name[:80]!r} here; {hint}This endpoint takes {', '.join(known) or 'none'}",
+                f"there is no parameter {name[:80]!r} here; this endpoint takes {', '.join(known) or 'none'}{hint}",
                 status=400,
                 parameter=name[:80],
             )

@@ -96,7 +96,7 @@ class Gate:
         traced = self._tracing if scope["type"] == "http" else None
         span = None if traced is None else traced.begin(scope["method"], headers)
         try:
-            self._sites.check(headers, everyone=_console(scope["path"]))
+            self._check_address(scope, headers)
             if scope["path"] not in OPEN and not _console(scope["path"]):
                 holder = await self._holder(headers.get("authorization"), scope)
                 self._check_rate(holder, scope)
@@ -122,6 +122,11 @@ class Gate:
                 self._log(scope, status, seconds, holder)
                 if traced is not None:
                     traced.end(span, scope["method"], _route(scope), status, _told(scope))
+
+    def _check_address(self, scope: Scope, headers: dict[str, str]) -> None:
+        self._sites.check(headers, everyone=_console(scope["path"]))
+        if "\ufffd" in scope["path"]:  # which stands for bytes that are no text: two names could become the same one
+            raise ServerError("the path is not UTF-8 in percent-encoding; encode its text so", status=400)
 
     async def _holder(self, authorization: str | None, scope: Scope) -> Token:
         """Who sends this. A right token is never delayed; the answer to a wrong one takes longer every time.

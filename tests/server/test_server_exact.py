@@ -240,6 +240,9 @@ def test_a_repeat_tells_what_became_of_the_original(shared: Server) -> None:
         ("GET", "/openapi.json?pretty", "no parameter 'pretty'"),
         ("HEAD", "/v1/streams/shipments/events?curser=1", ""),
         ("GET", "/v1/streams/shipments/events?curser=1", "did you mean 'cursor'?"),
+        ("POST", "/v1/streams/orders/batches?source=%ED%A0%80&offset=1", "not UTF-8"),  # a lone surrogate
+        ("POST", "/v1/streams/orders/batches?source=%FF&offset=1", "not UTF-8"),
+        ("DELETE", "/v1/subscriptions/%FF", "the path is not UTF-8"),
     ],
 )
 def test_parameters_that_mean_nothing_are_refused(shared: Server, method: str, path: str, text: str) -> None:
