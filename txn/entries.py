@@ -29,6 +29,7 @@ from tidegate.streams.border import Border
 from tidegate.streams.watermarks import END
 from tidegate.txn.execution import Execution
 from tidegate.txn.log.record import Advanced, Called, Fed, Pushed, RawFed, Record, Requeued, Resumed, to_us
+from tidegate.txn.log.writer import LogWriter
 from tidegate.txn.positions import Position
 from tidegate.txn.program import UnitProgram
 
@@ -126,6 +127,11 @@ class Work(msgspec.Struct, frozen=True, eq=False, gc=False):
     call: Call | None = None
     together: bool = True
     resumption: Resumption | None = None
+
+
+def write_down(entry: Entry, work: Work, log: LogWriter) -> None:
+    """Log the entry."""
+    log.append(record_of(entry, work))
 
 
 def record_of(entry: Entry, work: Work) -> Record:

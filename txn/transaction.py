@@ -58,6 +58,7 @@ class Transaction(View):
         "unit",
     )
 
+    _random: random.Random  # made when it is first asked for
     program: Program  # the member that runs; while the unit waits and after it, the last member's ``ended``
     entry: int  # the number of what it emits to streams with a key of their own; others do not have it
     shown: tuple[Shown, ...]  # the questions it has asked; most transactions ask none, and do not have it
@@ -93,7 +94,6 @@ class Transaction(View):
         self.slides: dict[tuple[str, str], Slide] = {}
         self.cursor = 0
         self.result: Any = None
-        self._random: random.Random | None = None
 
     def restart(self) -> None:
         """Forget everything done since its last question, or since it began: nothing of it was visible to anyone."""
@@ -103,12 +103,16 @@ class Transaction(View):
         self.streams, self.result = self.inputs, None
         if point is None:
             self.writes, self.emitted, self.slides = {}, {}, {}
-            self.cursor, self._random = 0, None
+            self.cursor, generator = 0, None
         else:
             self.writes = {table: dict(rows) for table, rows in point.writes.items()}
             self.emitted, self.slides = dict(point.emitted), dict(point.slides)
             self.streams.update(point.emitted)
-            self.cursor, self._random = point.cursor, random_at(point.random)
+            self.cursor, generator = point.cursor, random_at(point.random)
+        if generator is not None:
+            self._random = generator
+        elif hasattr(self, "_random"):
+            del self._random
 
     def point(self) -> Point:
         """What it has done so far, for :meth:`restart` to come back to."""
@@ -119,7 +123,7 @@ class Transaction(View):
             writes,
             dict(self.emitted),
             dict(self.slides),
-            random_state(self._random),
+            random_state(getattr(self, "_random", None)),
         )
 
     @property
@@ -143,9 +147,11 @@ class Transaction(View):
     @property
     def random(self) -> random.Random:
         """A generator seeded by this transaction's position."""
-        if self._random is None:
+        try:
+            return self._random
+        except AttributeError:  # few transactions ask for it
             self._random = random.Random(self.position)
-        return self._random
+            return self._random
 
     def uuid(self) -> uuid.UUID:
         """A random UUID drawn from :attr:`random`."""

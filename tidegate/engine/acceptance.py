@@ -21,7 +21,7 @@ from tidegate.outside.sources import check_place
 from tidegate.storage.codec import to_json
 from tidegate.storage.halfway import ACCEPTING
 from tidegate.streams.border import Border, Parts
-from tidegate.txn.entries import Advance, Call, Entry, Requeue, Resume, Resumption, Rows, Work, as_logged, record_of
+from tidegate.txn.entries import Advance, Call, Entry, Requeue, Resume, Resumption, Rows, Work, as_logged, write_down
 from tidegate.txn.log.record import to_us
 from tidegate.txn.ticket import Ticket
 
@@ -95,7 +95,7 @@ class Acceptance:
             work = self.enter(entry, self.sequence + 1, self._engine.clock.now(), self._engine.executor.together)
             self.sequence = work.last
             if self._engine.durable is not None:
-                self._engine.durable.writer.append(record_of(entry, work))
+                write_down(entry, work, self._engine.durable.writer)
             if ticket is not None:
                 batches = work.batches
                 ticket.ids += (batches[0].id,) if len(batches) == 1 else tuple([batch.id for batch in batches])

@@ -98,9 +98,14 @@ class TupleSlide(msgspec.Struct, eq=False, frozen=True):
         buffer = self.buffer
         elements = buffer.elements
         elements.extend(self._new)
-        for _ in range(self._first - buffer.first):
+        gone = self._first - buffer.first
+        if gone == 1:  # most often
             elements.popleft()
-        buffer.first, buffer.windows = self._first, self._windows
+        else:
+            for _ in range(gone):
+                elements.popleft()
+        buffer.first = self._first
+        buffer.windows = self._windows
 
 
 class TupleState:
