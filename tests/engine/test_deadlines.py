@@ -122,9 +122,9 @@ def check_nothing_left(engine: Engine) -> None:
         lock.release()
     for connection in database._connections:
         connection.cursor.execute("BEGIN TRANSACTION")  # refused inside another, or an aborted one
-        for name, table in connection._shown.items():
+        for name, shown in connection._shown.items():
             found = connection.cursor.execute(f'SELECT count(*) FROM "{name}"').fetchall()
-            assert found[0][0] == table.num_rows
+            assert found[0][0] == shown.table.num_rows
         connection.cursor.execute("ROLLBACK")
 
 
