@@ -90,6 +90,7 @@ class Rekeying:
             raise DeclarationError(
                 f"stream {stream} has its own key ({self._app.streams[stream].key}), but {node}, which emits to it, is behind "
                 f"{first}, which has one already: batches of several keys would have to be put together again. Emit to {stream} "
-                f"where {first} is emitted, or declare a border stream with that key and deliver {node}'s output to it",
+                f"where {first} is emitted, or declare a border stream with that key and "
+                f"deliver {node}'s output to it: EngineSink(…, keep_ids=False)",
                 stream=stream,
             )

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from every_type import COLUMNS, NULLS, ROW
 
-from tidegate import App, Batch, Engine
+import tidegate
+from tidegate import App, Batch, Engine, partition
 from tidegate.connectors.engine_sink import EngineSink
 from tidegate.errors import SinkError
 
@@ -67,3 +68,64 @@ def test_another_type_is_refused(
     engine = open_engine(looping(outgoing, followed), tmp_path / "db")
     with pytest.raises(SinkError, match="declare it with the same columns"):
         engine.deliver("outgoing", EngineSink(engine, "followed"))
+
+
+def by_initial() -> App:
+    """lines → words by word → counted; a border stream by another key takes these."""
+    app = App("words")
+    app.table("CREATE TABLE initials (initial VARCHAR PRIMARY KEY, n INTEGER NOT NULL)", partition_by="initial")
+    app.stream("lines", "line VARCHAR NOT NULL", border=True)
+    app.stream("words", "word VARCHAR NOT NULL", key="word")
+    app.stream("counted", "initial VARCHAR NOT NULL, n INTEGER")
+    app.stream("by_initial", "initial VARCHAR NOT NULL, n INTEGER", border=True, key="initial")
+
+    @app.procedure(inputs="lines", outputs="words")
+    def split(txn: Any, lines: Batch) -> None:
+        txn.emit("words", [(word,) for row in lines for word in row.line.split()])
+
+    @app.procedure(inputs="words", outputs="counted")
+    def count(txn: Any, words: Batch) -> None:
+        txn.emit("counted", [(txn.key[0], len(words))])
+
+    @app.procedure(inputs="by_initial", writes=[partition("initials")])
+    def add(txn: Any, rows: Batch) -> None:
+        known = txn.get("initials", txn.key)
+        txn.upsert("initials", (txn.key, sum(row.n for row in rows) + (known.n if known else 0)))
+
+    return app
+
+
+def initials(engine: Engine) -> dict[str, int]:
+    return dict(map(tuple, engine.query("SELECT * FROM initials ORDER BY 1").rows))
+
+
+def test_into_a_stream_with_another_key(tmp_path: Path) -> None:
+    app = by_initial()
+    with tidegate.open(app, tmp_path) as engine:
+        delivery = engine.deliver("counted", EngineSink(engine, "by_initial"), name="on")
+        engine.push("lines", [("cat cow dog",)])
+        with pytest.raises(SinkError, match=r"ids of different keys would meet there\. .*EngineSink.*keep_ids=False"):
+            delivery.pump()
+        assert initials(engine) == {}
+    sent: list[Any] = []
+    with tidegate.open(app, tmp_path) as engine:
+        sink = EngineSink(engine, "by_initial", keep_ids=False)
+        send = sink.send
+
+        def twice(batches: Any) -> None:
+            send(batches)
+            sent.extend(batches)
+            raise ConnectionError("the answer was lost")
+
+        sink.send = twice  # type: ignore[method-assign]
+        delivery = engine.deliver("counted", sink, name="again")
+        engine.push("lines", [("cat cow dog",)])
+        engine.push("lines", [("cow cat",)])
+        with pytest.raises(SinkError, match="the answer was lost"):
+            delivery.pump()
+        assert initials(engine) == {"c": 4, "d": 1}
+    assert len({(batch.key, batch.id) for batch in sent}) == 5
+    with tidegate.open(app, tmp_path) as engine:
+        delivery = engine.deliver("counted", EngineSink(engine, "by_initial", keep_ids=False), name="again")
+        assert delivery.pump() == 5
+        assert initials(engine) == {"c": 4, "d": 1}

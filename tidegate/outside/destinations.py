@@ -21,6 +21,9 @@ class Destination(Protocol):
 
     def relation(self, stream: str) -> Relation: ...
     def has(self, stream: str) -> bool: ...
+    def key(self, stream: str) -> str | None:
+        """The column that a border stream is keyed by."""
+
     def check(self, stream: str, row: Any) -> Any: ...
     def offset(self, name: str) -> Any: ...
     def put(self, stream: str, rows: Sequence[Any], size: int | None = None, **place: Any) -> int:
@@ -53,6 +56,9 @@ class Embedded:
 
     def has(self, stream: str) -> bool:
         return stream in self._borders
+
+    def key(self, stream: str) -> str | None:
+        return self._borders[stream].key
 
     def check(self, stream: str, row: Any) -> Any:
         return self._borders[stream].check_row(row)
@@ -93,6 +99,9 @@ class Served:
 
     def has(self, stream: str) -> bool:
         return any(s["name"] == stream and s["border"] for s in self._client.app()["streams"])
+
+    def key(self, stream: str) -> str | None:
+        return next((s["key"] for s in self._client.app()["streams"] if s["name"] == stream), None)
 
     def check(self, stream: str, row: Any) -> Any:
         return self.relation(stream).conform(row)

@@ -41,11 +41,12 @@ def check_ordered(engine: Engine, stream: str, sink: Any) -> None:
             f"Deliver the output of a procedure that reads {stream}, which runs per key in order",
             stream=stream,
         )
-    if border is not None and border.key is None and keyed:
+    if border is not None and border.key is None and keyed and sink.keep_ids:
         why = f"{stream} is keyed" if table is None else f"{table} is partitioned"
         raise DeclarationError(
             f"{border.name} has no key, so its batch-ids ascend; those of {stream} ascend only within each key, "
-            f"because {why}. Declare {border.name} with key={'the same column' if table is None else repr('row_key')}",
+            f"because {why}. Declare {border.name} with key={'the same column' if table is None else repr('row_key')}, or have "
+            f"its batches numbered anew: EngineSink(…, keep_ids=False)",
             stream=stream,
         )
 
