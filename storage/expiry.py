@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 REMOVED = 100  # due rows that a transaction removes besides two for each row that it wrote
 _FIRST = dt.datetime(1, 1, 1)
+_ALL = dt.datetime(9999, 12, 31) - _FIRST
 AHEAD = 16  # this part of the duration is read ahead from a table that is not in memory
 
 
@@ -60,25 +61,24 @@ def expiry_indexes(schema: TableSchema, expiry: Expiry) -> list[Index]:
     ]
 
 
-def cut(schema: TableSchema, now: dt.datetime) -> Any:
-    """Rows with this value or an earlier one are due."""
-    expiry = schema.expiry
-    assert expiry is not None
-    moment = now - expiry.after if now - _FIRST >= expiry.after else _FIRST
-    return moment.date() if schema.column(expiry.column).type.family == "date" else moment
-
-
 class ExpiringReader(Reader):
     """Another reader's access to a table whose rows expire, without those that are due."""
 
-    __slots__ = ("_place_of_time", "inner")
+    __slots__ = ("_after", "_dated", "_earliest", "_place_of_time", "_plain", "by_partition", "by_time", "inner")
 
     def __init__(self, inner: Reader) -> None:
         super().__init__(inner.table, inner.write)
         schema = inner.table.schema
         assert schema.expiry is not None
         self.inner = inner
-        self._place_of_time = schema.index_of[schema.expiry.column]
+        column, self._after = schema.expiry.column, schema.expiry.after
+        self._place_of_time = schema.index_of[column]
+        self._dated = schema.column(column).type.family == "date"
+        self._earliest = _FIRST + min(self._after, _ALL)
+        self._plain = inner.newest is not not_known  # what is newest is what it sees, above ``table.straight``
+        self.by_time = _index(inner.table, (column,))
+        parts = schema.partition_by
+        self.by_partition = _index(inner.table, (*parts, column)) if parts and column not in parts else None
         self.whole = False
         self.newest = not_known
         self.constraints = (check_partition, *self.constraints)
@@ -86,22 +86,33 @@ class ExpiringReader(Reader):
         self.counts = {}
 
     def cut(self, view: View) -> Any:
-        return cut(self.table.schema, view.now)
+        """Rows with this value or an earlier one are due."""
+        now = view.now
+        moment = now - self._after if now >= self._earliest else _FIRST
+        return moment.date() if self._dated else moment
 
     def shows(self, view: View, row: Row) -> bool:
         value = row[self._place_of_time]
-        return value is None or value > cut(self.table.schema, view.now)
+        return value is None or value > self.cut(view)
 
     def get(self, view: View, key: Key) -> Any:
         key = self.table.schema.conform_key(key)
-        self.inner.check(view, key)
+        if not self.inner.whole:
+            self.inner.check(view, key)
         row = self.row(view, key)
         return None if row is None else self.named(row)
 
     absent = get
 
     def row(self, view: View, key: Key) -> Row | None:
-        row = self.inner.row(view, key)
+        row = None
+        if self._plain and self.name not in view.writes:
+            held = self.table
+            row = held.newest_held(key)
+            if (row is None and not held.lacks(key)) or held.straight >= view.position:
+                row = self.inner.row(view, key)
+        else:
+            row = self.inner.row(view, key)
         return row if row is None or self.shows(view, row) else None
 
     def old(self, view: View, key: Key) -> Row | None:
@@ -109,7 +120,8 @@ class ExpiringReader(Reader):
         return self.inner.old(view, key)
 
     def replaced(self, view: View, key: Key) -> Row | None:
-        self.inner.check(view, key)
+        if not self.inner.whole:
+            self.inner.check(view, key)
         return self.row(view, key)
 
     def sees_all(self, view: View, position: int, commit: int) -> bool:
@@ -138,8 +150,12 @@ def remove_due(view: View, reader: ExpiringReader) -> None:
     written = view.writes.get(table.name)
     if not written:
         return
-    most = REMOVED + 2 * len(written)
     limit = reader.cut(view)
+    if table.complete:
+        evictions, least = table.evictions, reader.by_time.least()
+        if (least is None or least > limit) and table.complete and table.evictions == evictions:
+            return
+    most = REMOVED + 2 * len(written)
     while True:
         evictions = _load_due(view.database, table, limit)
         keys = [key for _, key in zip(range(most), _due(view, reader, limit, written), strict=False)]
@@ -150,16 +166,13 @@ def remove_due(view: View, reader: ExpiringReader) -> None:
 
 
 def _due(view: View, reader: ExpiringReader, limit: Any, written: Collection[Key]) -> Iterator[Key]:
-    schema = reader.table.schema
-    assert schema.expiry is not None
     partitions = reader.partitions(view)
-    column = schema.expiry.column
-    if partitions is None or column in schema.partition_by:
-        index, ranges = _index(reader.table, (column,)), [Range(high=limit)]
+    if partitions is None or reader.by_partition is None:
+        index, ranges = reader.by_time, [Range(high=limit)]
     else:
-        index = _index(reader.table, (*schema.partition_by, column))
-        several = len(schema.partition_by) > 1
-        ranges = [Range(part if several else (part,), high=limit) for part in partitions]
+        index = reader.by_partition
+        several = len(index.places) > 2
+        ranges = [Range(part if several else (part,), high=limit) for part in sorted(partitions)]
     for wanted in ranges:
         for value in index.walk(wanted):
             for key in sorted(reader.inside(view, index.candidates(value))):

@@ -149,6 +149,11 @@ class SecondaryIndex:
             assert self._order is not None
             return self._order.between(low, high, most, descending)
 
+    def least(self) -> Any:
+        """The smallest indexed value, or None."""
+        found = self.between(None, None, 1)
+        return found[0] if found else None
+
     def walk(self, wanted: Range, descending: bool = False) -> Iterator[Any]:
         """The indexed values in this range, one after the other. What changes meanwhile may be met or not."""
         low, high = self._bounds(wanted)
