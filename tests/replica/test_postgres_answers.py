@@ -309,6 +309,7 @@ SELECT generate_series(1, 3)
 SELECT i, i / 2 FROM generate_series(1, 5) AS i
 SELECT * FROM generate_series(1, 5, 2) g(x) ORDER BY x DESC
 SELECT generate_series FROM generate_series(1, 2)
+SELECT n AS select, s.not AS not FROM (SELECT n, b AS not FROM t) AS s ORDER BY n, 2
 SELECT day FROM generate_series(date '2026-01-01', '2026-01-03', '1 day') AS day
 SELECT day FROM generate_series(date '2026-01-01', timestamp '2026-01-03', interval '1 day') AS day
 SELECT day FROM generate_series(timestamp '2026-01-01', timestamp '2026-01-03', interval '1 day') AS day

@@ -103,6 +103,52 @@ STARTING: dict[str, tuple[str, list[tuple[Any, ...]] | None]] = {
             ("day", "date", 5, False, None),
         ],
     ),
+    "metabase privileges": (
+        "with table_privileges as (select NULL as role, t.schemaname as schema, t.objectname as table, "
+        + ", ".join(
+            f"pg_catalog.{function}(current_user, '\"' || replace(t.schemaname, '\"', '\"\"') || '\"' || '.' || '\"' || "
+            f"replace(t.objectname, '\"', '\"\"') || '\"', '{right}') as {right}"
+            for function, right in (
+                ("has_any_column_privilege", "update"),
+                ("has_any_column_privilege", "select"),
+                ("has_any_column_privilege", "insert"),
+                ("has_table_privilege", "delete"),
+            )
+        )
+        + " from (select schemaname, tablename as objectname from pg_catalog.pg_tables union select schemaname, viewname as "
+        "objectname from pg_catalog.pg_views union select schemaname, matviewname as objectname from pg_catalog.pg_matviews) t "
+        "where t.schemaname !~ '^pg_' and t.schemaname <> 'information_schema' and "
+        "pg_catalog.has_schema_privilege(current_user, t.schemaname, 'usage')) "
+        "select t.* from table_privileges t where t.schema = 'public'",
+        [(None, "public", "sales", False, True, False, False)],
+    ),
+    "metabase fields of materialized views": (
+        "SELECT c.column_name AS name, (c.column_default IS NULL OR LOWER(c.column_default) = 'null') AND c.is_nullable = "
+        "'NO' AND NOT ((c.column_default IS NOT NULL AND c.column_default LIKE '%nextval(%') OR c.is_identity <> 'NO') AS "
+        '"database-required", c.ordinal_position - 1 AS place FROM information_schema.columns AS c WHERE c.table_schema = '
+        "'public' UNION ALL SELECT pa.attname, false, pa.attnum - 1 FROM pg_catalog.pg_class AS pc JOIN pg_catalog.pg_namespace "
+        "AS pn ON pn.oid = pc.relnamespace JOIN pg_catalog.pg_attribute AS pa ON pa.attrelid = pc.oid JOIN pg_catalog.pg_type AS "
+        "pt ON pt.oid = pa.atttypid JOIN pg_catalog.pg_namespace AS ptn ON ptn.oid = pt.typnamespace WHERE pc.relkind = 'm' AND "
+        "pa.attnum >= 1 ORDER BY place LIMIT 2",
+        [("id", True, 0), ("shop", False, 1)],
+    ),
+    "metabase foreign keys": (
+        "SELECT fk_ns.nspname, fk_table.relname, fk_column.attname, pk_table.relname FROM pg_constraint AS c JOIN pg_class AS "
+        "fk_table ON c.conrelid = fk_table.oid JOIN pg_namespace AS fk_ns ON c.connamespace = fk_ns.oid JOIN pg_attribute AS "
+        "fk_column ON c.conrelid = fk_column.attrelid JOIN pg_class AS pk_table ON c.confrelid = pk_table.oid JOIN pg_attribute "
+        "AS pk_column ON c.confrelid = pk_column.attrelid WHERE fk_ns.nspname !~ '^information_schema|catalog_history|pg_' AND "
+        "c.contype = 'f'::char AND fk_column.attnum = ANY(c.conkey) AND pk_column.attnum = ANY(c.confkey) ORDER BY 1, 2",
+        [],
+    ),
+    "metabase indexes": (
+        "SELECT tmp.spot, tmp.tab, TRIM(BOTH '\"' FROM pg_catalog.pg_get_indexdef(tmp.ci_oid, tmp.pos, FALSE)) AS field FROM "
+        "(SELECT n.nspname AS spot, ct.relname AS tab, ci.oid AS ci_oid, (information_schema._pg_expandarray(i.indkey)).n AS pos "
+        "FROM pg_catalog.pg_class AS ct JOIN pg_catalog.pg_namespace AS n ON ct.relnamespace = n.oid JOIN pg_catalog.pg_index AS "
+        "i ON ct.oid = i.indrelid JOIN pg_catalog.pg_class AS ci ON ci.oid = i.indexrelid WHERE "
+        "pg_catalog.pg_get_expr(i.indpred, i.indrelid) IS NULL AND n.nspname !~ '^information_schema|catalog_history|pg_') AS "
+        "tmp WHERE tmp.pos = 1",
+        [("public", "sales", "id")],
+    ),
     "dbeaver session": ("SELECT current_schema(),session_user", [("public", "tidegate")]),
     "dbeaver search path": ("SHOW search_path", [("public",)]),
     "dbeaver databases": ("SELECT db.oid,db.* FROM pg_catalog.pg_database db WHERE datname='tidegate'", None),

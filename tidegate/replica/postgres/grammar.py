@@ -6,6 +6,7 @@ differ. Here every function keeps its name until :mod:`tidegate.replica.postgres
 
 from __future__ import annotations
 
+import re
 from typing import Any, ClassVar
 
 import sqlglot
@@ -17,6 +18,8 @@ from tidegate.errors import QueryFailed, QueryRefused
 from tidegate.replica import text
 
 LONGEST = 100_000  # characters that are read: a long statement occupies the interpreter
+_LABEL = re.compile(r"(?:\bas\s+|\.\s*)(?:select|not)\b", re.IGNORECASE)
+_AFTER_LABEL = ("", ",", ")", ";", "from", "where", "union", "intersect", "except", "order", "group", "limit")
 _SPECIAL = ("CAST", "EXTRACT", "OVERLAY", "POSITION", "SUBSTRING", "TRIM")
 
 
@@ -42,6 +45,28 @@ class WireDuck(DuckDB):
         }
 
 
+def labelled(sql: str) -> str:
+    """With quotes around ``select`` and ``not`` where they are names of columns, which sqlglot can't tell.
+
+    >>> labelled("SELECT 1 AS select, t.not FROM t")
+    'SELECT 1 AS "select", t."not" FROM t'
+    """
+    if not _LABEL.search(sql):
+        return sql
+    found = [(sql[begin:end], begin, end) for kind, begin, end in text.tokens(sql) if kind != "space"]
+    parts, done = [], 0
+    for place in range(1, len(found)):
+        word, begin, end = found[place]
+        if word.lower() not in ("select", "not"):
+            continue
+        before = found[place - 1][0].lower()
+        after = found[place + 1][0].lower() if place + 1 < len(found) else ""
+        if before == "." or (before == "as" and after in _AFTER_LABEL):
+            parts += [sql[done:begin], f'"{word.lower()}"']
+            done = end
+    return "".join([*parts, sql[done:]])
+
+
 def parsed(sql: str) -> exp.Expr:
     """The statement's tree; forms that only DuckDB has are read too."""
     if len(sql) > LONGEST:
@@ -50,7 +75,7 @@ def parsed(sql: str) -> exp.Expr:
             "(= ANY($1))",
             sqlstate="54000",
         )
-    hidden, told = text.hide_parameters(sql), ""
+    hidden, told = labelled(text.hide_parameters(sql)), ""
     for dialect in (Wire, WireDuck):
         try:
             trees = sqlglot.parse(hidden, dialect=dialect)
