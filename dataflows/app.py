@@ -20,6 +20,7 @@ from tidegate.dataflows.definitions import (
     check_identifier,
 )
 from tidegate.dataflows.graph import Graph
+from tidegate.dataflows.idle import check_idle, declared_idle
 from tidegate.dataflows.schedules import Missed, declared_schedule
 from tidegate.dataflows.ticks import check_timed, check_timers, declare_ticks
 from tidegate.dataflows.validation import (
@@ -143,6 +144,7 @@ class App:
         key: str | None = None,
         deadline_s: float | None = None,
         default: Mapping[str, Any] | Iterable[Mapping[str, Any]] = (),
+        idle: str | dt.timedelta | tuple[str, str | dt.timedelta] | None = None,
         renamed_from: str | None = None,
     ) -> str:
         """Declare a stream with columns as in CREATE TABLE: ``"phone BIGINT, contestant INTEGER"``; returns its name.
@@ -151,6 +153,8 @@ class App:
         ``key``: split every push into one batch per value of this column; order, windows and locks are per key. On an interior
         stream: split what its producer emits, so that its consumers run per value of this column.
         ``deadline_s`` and ``default``: for a border stream that a nested transaction waits on (a person's decision).
+        ``idle``: after so long a silence, event time runs on with the engine's clock, so that windows fire; ``("ts", "30s")`` if
+        it has several TIMESTAMP columns.
         ``renamed_from``: the name it had before; a directory that knows that one hands over what belongs to it.
         """
         check_identifier("stream", name)
@@ -161,7 +165,8 @@ class App:
             relation = replace(relation, fills=self._fills(relation))
             self._check_key(name, relation, key)
             rows = self._default(name, relation, key, border, deadline_s, default)
-        self.streams[name] = Stream(name, relation, border, key, deadline_s, rows)
+            silent = declared_idle(relation, idle, border, deadline_s is not None)
+        self.streams[name] = Stream(name, relation, border, key, deadline_s, rows, idle=silent)
         self._rename("stream", name, renamed_from)
         return name
 
@@ -520,6 +525,7 @@ class App:
         check_renames(self)
         graph = Graph(self)
         check_timed(graph)
+        check_idle(graph)
         return graph
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from tidegate.dataflows.schedules import Schedule
+from tidegate.dataflows.schedules import Idle, Schedule
 from tidegate.errors import DeclarationError
 from tidegate.storage.schema import Relation
 from tidegate.storage.sql.statements import Statement
@@ -30,6 +30,7 @@ class Stream:
     deadline_s: float | None = None
     default: tuple[dict[str, Any], ...] = ()
     changelog_of: str | None = None  # the table whose committed changes it holds; no procedure emits to it
+    idle: Idle | None = None  # event time runs on when it is silent
     schedule: Schedule | None = None  # the clock pushes the times of this schedule
 
     @property

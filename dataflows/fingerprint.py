@@ -93,6 +93,8 @@ def _stream(stream: Stream, reached: Reached) -> str:
         told.append(f"key {stream.key}")
     if stream.deadline_s is not None:
         told.append(f"deadline {stream.deadline_s} s with default {reached.reach(list(stream.default))[0]}")
+    if stream.idle is not None:
+        told.append(f"idle {stream.idle.column} {stream.idle.us} us")
     if stream.schedule is not None:
         told.append(str(stream.schedule))
     if stream.changelog_of is not None:

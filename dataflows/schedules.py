@@ -87,6 +87,14 @@ class Cron:
 
 
 @dataclass(frozen=True)
+class Idle:
+    """``column``: the event time of the stream's rows. ``us``: how long it may be silent."""
+
+    column: str
+    us: int
+
+
+@dataclass(frozen=True)
 class Schedule:
     """When a procedure is started by the clock, and what becomes of times at which nothing could run.
 

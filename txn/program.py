@@ -27,6 +27,7 @@ from tidegate.streams.windows.declare.joins import JoinSpec
 from tidegate.streams.windows.evaluate.ahead import LookAhead
 from tidegate.streams.windows.evaluate.backends import REFERENCE, Evaluation
 from tidegate.streams.windows.evaluate.plan import Plan, shared_backend
+from tidegate.txn.silence import Silence
 from tidegate.txn.timers import Timers
 from tidegate.txn.watchdog import user_code
 
@@ -272,7 +273,12 @@ def timers_of(app: App) -> Timers:
     """No timers yet, for the border streams of this app and their schedules."""
     borders = [stream for stream in app.streams.values() if stream.border]
     schedules = {stream.name: stream.schedule for stream in borders if stream.schedule is not None}
-    return Timers(schedules, {stream.name: stream.relation for stream in borders})
+    silences = {
+        stream.name: Silence(stream.relation.index_of[stream.idle.column], stream.idle.us)
+        for stream in borders
+        if stream.idle is not None
+    }
+    return Timers(schedules, {stream.name: stream.relation for stream in borders}, silences)
 
 
 def bind_access(access: TableAccess, database: Database) -> Reader:

@@ -21,10 +21,12 @@ import msgspec
 from tidegate.dataflows.schedules import Schedule
 from tidegate.errors import AccessError, DeclarationError, MistakeError, near, shown
 from tidegate.storage.codec import from_json, to_json, widened
+from tidegate.storage.columnar import Given
 from tidegate.storage.schema import Relation, Row
 from tidegate.streams.windows.declare.durations import microseconds
 from tidegate.txn.log.record import to_us
 from tidegate.txn.positions import Position, describe
+from tidegate.txn.silence import Silence
 
 if TYPE_CHECKING:
     from tidegate.txn.transaction import Transaction
@@ -61,7 +63,10 @@ class Timers:
     ``reached``: the last time of each schedule that has entered, by stream; at first the time at which it began.
     """
 
-    def __init__(self, schedules: Mapping[str, Schedule], relations: Mapping[str, Relation]) -> None:
+    def __init__(
+        self, schedules: Mapping[str, Schedule], relations: Mapping[str, Relation], silences: Mapping[str, Silence]
+    ) -> None:
+        self.silences = silences
         self.schedules = schedules
         self.relations = relations
         self.reached: dict[str, int] = {}
@@ -74,7 +79,8 @@ class Timers:
         timers = [
             [t.position, t.number, t.due_us, t.stream, t.procedure, to_json(t.row)] for t in self.pending.values()
         ]
-        return {"pending": timers, "reached": self.reached}
+        silences = {name: [one.newest, one.heard, one.told] for name, one in self.silences.items() if not one.resting}
+        return {"pending": timers, "reached": self.reached, "silences": silences}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Become what was saved; what it has of schedules that are not declared any more is left out."""
@@ -82,6 +88,12 @@ class Timers:
             self.add(
                 make_timer(due_us, position, number, stream, procedure, widened(self.relations[stream], from_json(row)))
             )
+        for stream, facts in saved.get("silences", {}).items():
+            if stream in self.silences:
+                silence = self.silences[stream]
+                silence.newest, silence.heard, silence.told = facts
+                silence.resting = False
+                self.next_us = min(self.next_us, silence.due_us())
         self.reached.update({stream: us for stream, us in saved["reached"].items() if stream in self.schedules})
 
     def apply(self, changes: Iterable[Change]) -> None:
@@ -105,6 +117,12 @@ class Timers:
         if stream in self.schedules:
             came = [to_us(row[0]) for row in rows]
             self.reached[stream] = max([*came, self.reached[stream]]) if came else time_us
+
+    def hear(self, stream: str, parts: list[tuple[Any, Given]], time_us: int) -> None:
+        """Rows have come on a stream on which time runs on after a silence."""
+        silence = self.silences[stream]
+        silence.hear(parts, time_us)
+        self.next_us = min(self.next_us, silence.due_us())
 
     def unbegun(self) -> list[str]:
         """Schedules that have not begun."""
@@ -143,7 +161,8 @@ class Timers:
     def look(self, now_us: int, again_us: int) -> None:
         """What is due by now has entered, as far as there was room; the rest is tried at ``again_us``."""
         first = self.first()
-        times = [schedule.times.after(self.reached[stream]) for stream, schedule in self.schedules.items()]
+        times: list[float] = [schedule.times.after(self.reached[stream]) for stream, schedule in self.schedules.items()]
+        times += [silence.due_us() for silence in self.silences.values()]
         next_us = min([*times, math.inf if first is None else first.due_us])
         self.next_us = again_us if next_us <= now_us else next_us
 

@@ -108,6 +108,8 @@ class Acceptance:
         """Number the entry from ``first`` on: its batches get their ids, its source its new offset. Timers have come."""
         if type(entry) is not Rows:  # isinstance() of a Struct takes ten times as long
             return self._enter_other(entry, first, time, together)
+        if self._timers.silences and entry.border.name in self._timers.silences:
+            self._timers.hear(entry.border.name, entry.parts, to_us(time))
         if entry.timers is not None:
             self._timers.entered(entry.border.name, entry.timers, entry.rows or (), to_us(time))
         if entry.batch_id is None:
@@ -181,6 +183,13 @@ class Acceptance:
 
     def _fresh(self, border: Border, parts: Parts, batch_id: int, ticket: Ticket) -> Parts:
         """The parts that are new under this id."""
+        if border.name in self._timers.silences:
+            raise BatchError(
+                f"push({border.name!r}, …, batch_id={batch_id}): {border.name} has idle=, so the engine numbers its batches: "
+                f"time that runs on takes an id, too. Leave out batch_id=, and give source= and offset= to have repeats recognised",
+                stream=border.name,
+                batch_id=batch_id,
+            )
         fresh = border.check_ids(parts, batch_id)
         if len(fresh) < len(parts):
             ticket.duplicate |= not fresh
@@ -252,6 +261,9 @@ class Acceptance:
         if type(entry) is Call:
             return Work(first, first, time, (), entry)
         if type(entry) is Advance:
+            if entry.border.name in self._timers.silences:
+                silence = self._timers.silences[entry.border.name]
+                silence.told = max(silence.told, entry.to)
             batches = entry.batches()
             return Work(first, first + len(batches) - 1, time, batches, None, together)
         if type(entry) is Requeue:
@@ -375,7 +387,7 @@ class Acceptance:
         """Does the app declare anything that the clock brings in?"""
         app = self._engine.app
         timed = any(procedure.timers for procedure in app.procedures.values())
-        return bool(timed or self.awaited or self._timers.schedules)
+        return bool(timed or self.awaited or self._timers.schedules or self._timers.silences)
 
     def idle_s(self) -> float | None:
         """How long a worker without work may sleep before it lets time pass; None: nothing comes by the clock alone."""

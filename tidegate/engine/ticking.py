@@ -13,7 +13,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from tidegate.errors import EngineClosed
-from tidegate.txn.entries import Rows
+from tidegate.txn.entries import Advance, Rows
 from tidegate.txn.log.record import from_us, to_us
 from tidegate.txn.ticket import Ticket
 
@@ -57,9 +57,34 @@ class Ticking:
             entered = True
         while self._enter_next(now_us, ticket):
             entered = True
+        for stream in timers.silences:
+            entered |= self._run_on(stream, now_us, ticket)
         timers.look(now_us, now_us + FULL_US)
         if entered:
             engine.acceptance.acknowledge(ticket)  # so that it gets onto the disk, as a push does
+
+    def _run_on(self, stream: str, now_us: int, ticket: Ticket) -> bool:
+        """Let event time run on, if the stream is silent and a window waits for time."""
+        engine, silence = self._engine, self._timers.silences[stream]
+        if now_us < silence.due_us() or engine.acceptance.is_full(stream):
+            return False
+        border = engine.borders[stream]
+        if border.finished or (engine.scheduler.idle and not self._anything_held(stream)):
+            silence.resting = True
+            return False
+        engine.acceptance.accept(Advance(border, silence.mark(now_us)), ticket)
+        return True
+
+    def _anything_held(self, stream: str) -> bool:
+        """Does a window behind the stream hold anything?"""
+        programs = self._engine.runtime.programs
+        return any(
+            state.held()
+            for unit in self._engine.graph.caused_by.get(stream, ())
+            for member in unit.members
+            for states in programs[member.name].windows.values()
+            for state in states.values()
+        )
 
     def _enter_next(self, now_us: int, ticket: Ticket) -> bool:
         """Enter what is due first; False when nothing is, or there is no room."""

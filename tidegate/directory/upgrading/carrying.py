@@ -128,6 +128,7 @@ class Carrying:
                 if stream in streams
             ],
             "reached": {streams[name]: us for name, us in saved["reached"].items() if name in streams},
+            "silences": {streams[name]: us for name, us in saved.get("silences", {}).items() if name in streams},
         }
 
     def _marks(self, marks: Iterable[Any]) -> Iterable[list[Any]]:
