@@ -185,8 +185,8 @@ class Acceptance:
         """The parts that are new under this id."""
         if border.name in self._timers.silences:
             raise BatchError(
-                f"push({border.name!r}, …, batch_id={batch_id}): {border.name} has idle=, so the engine numbers its batches: "
-                f"time that runs on takes an id, too. Leave out batch_id=, and give source= and offset= to have repeats recognised",
+                f"push({border.name!r}, …, batch_id={batch_id}): {border.name} has idle=, so the engine numbers its batches, those "
+                f"in which time runs on, too. Leave out batch_id=; give source= and offset= to have repeats recognised",
                 stream=border.name,
                 batch_id=batch_id,
             )
