@@ -185,8 +185,9 @@ class Acceptance:
         """The parts that are new under this id."""
         if border.name in self._timers.silences:
             raise BatchError(
-                f"push({border.name!r}, …, batch_id={batch_id}): {border.name} has idle=, so the engine numbers its batches, those "
-                f"in which time runs on, too. Leave out batch_id=; give source= and offset= to have repeats recognised",
+                f"push({border.name!r}, …, batch_id={batch_id}): {border.name} has idle=, so the engine numbers its "
+                f"batches, those in which time runs on, too. Leave out batch_id=; give source= and offset= to have repeats "
+                f"recognised",
                 stream=border.name,
                 batch_id=batch_id,
             )
