@@ -41,7 +41,7 @@ def check_ordered(engine: Engine, stream: str, sink: Any) -> None:
             f"Deliver the output of a procedure that reads {stream}, which runs per key in order",
             stream=stream,
         )
-    if border is not None and border.key is None and keyed and sink.keep_ids:
+    if border is not None and border.key is None and keyed and getattr(sink, "keep_ids", True):
         why = f"{stream} is keyed" if table is None else f"{table} is partitioned"
         raise DeclarationError(
             f"{border.name} has no key, so its batch-ids ascend; those of {stream} ascend only within each key, "
