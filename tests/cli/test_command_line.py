@@ -107,7 +107,7 @@ def test_demo_equals_the_reference() -> None:
 
 
 def test_bench_leaderboard_prints_what_it_promises() -> None:
-    facts = json.loads(run("bench", "leaderboard", "--votes", "300", "--rounds", "1", "--json").stdout)
+    facts = json.loads(run("bench", "leaderboard", "--votes", "1800", "--rounds", "1", "--sql", "--json").stdout)
     assert {"votes_per_s", "dicts_votes_per_s", "overhead_us_per_execution", "correct", "machine", "commit"} <= set(
         facts
     )
