@@ -43,6 +43,7 @@ bench = typer.Typer(help="Measure tidegate on this machine, beside its peers.", 
 for measure in (
     measuring.transactions,
     measuring.apps,
+    measuring.auto,
     measuring.connectors,
     measuring.growth,
     measuring.latency,

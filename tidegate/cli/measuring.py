@@ -1,4 +1,4 @@
-"""``tidegate bench transactions``, ``apps``, ``connectors``, ``growth``, ``latency``, ``time``, ``memory`` and ``profile``."""
+"""The commands of ``tidegate bench`` that print a table for each group of figures, ``transactions`` and others."""
 
 from __future__ import annotations
 
@@ -72,6 +72,21 @@ def apps(
         if name not in CASES:
             raise unknown("bench apps", "application", name, CASES)
     _print(measured(bench, rows, rounds, rate, only or ()), as_json)
+
+
+def auto(
+    rounds: Rounds = 3,
+    scale: Annotated[float, typer.Option(min=0.01, help="How many windows, as a multiple of the default.")] = 1.0,
+    spark: Annotated[bool, typer.Option("--spark", help="Also all of them on Spark, where installed.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Does backend="auto" keep up with the best fixed choice, over twenty shapes of windows?
+
+    Example: tidegate bench auto --json
+    """
+    from tidegate.benchmarks.auto import bench
+
+    _print(measured(bench, rounds, scale, spark), as_json)
 
 
 def connectors(
