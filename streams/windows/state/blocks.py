@@ -58,9 +58,9 @@ class BlockState(PaneState):
             "tags": self.tags,
         }  # fmt: skip
 
-    def _make_room(self, room: int) -> None:
+    def make_room(self, room: int) -> None:
         self.slots = 1  # the ring holds only the open pane
-        super()._make_room(room)
+        super().make_room(room)
         self.newest: Array = np.full(room, NEVER, "i8")  # the last pane with rows
         self.block: Array = np.full(room, NEVER, "i8")  # the block in progress
         self.suffix_block: Array = np.full(room, NEVER, "i8")
@@ -411,7 +411,7 @@ class BlockState(PaneState):
         self.keys, self.complete_to, plain, tables, panes, suffix = saved
         self.codes = {key: code for code, key in enumerate(self.keys)}
         count = len(self.keys)
-        self._make_room(max(4, 2 * count))
+        self.make_room(max(4, 2 * count))
         for name, array in plain.items():
             getattr(self, name)[:count] = array
         for name, *arrays in tables:

@@ -11,8 +11,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from tidegate.storage.column_rows import ColumnRows
 from tidegate.streams.watermarks import NEVER
 from tidegate.streams.windows.declare.kinds import WindowSpec
@@ -37,10 +35,15 @@ class SharedPanes:
         return KeyedPanes(self, (key,) if self.by_key else ())
 
     def new_row(self) -> int:
-        """A row for a key. What others have computed but not committed yet stays valid: rows never move."""
+        """A row for a key. What others have computed but not committed yet stays valid: rows never move, and who reads one
+        meanwhile, in another thread, finds it in the arrays of before or in those of after.
+        """
         self.rows += 1
         if self.rows > len(self.state.seen):
-            self.state._keep(np.arange(len(self.state.seen)), 2 * self.rows)
+            grown = self.state.fresh()
+            grown.make_room(2 * self.rows)
+            grown.copy_rows(slice(0, len(self.state.seen)), self.state, slice(None))
+            self.state.take_arrays(grown)
         return self.rows - 1
 
     def bytes_of_row(self) -> int:
@@ -137,7 +140,7 @@ class KeyedPanes:
         own.time, own.batches, own.fired = self.time, self.batches, self.fired
         own.late, own.late_rows, own.since = self.late, self.late_rows, self.since
         if self.code >= 0:
-            own.copy_row(own.code_for(self.key), state, self.code)
+            own.copy_rows(own.code_for(self.key), state, self.code)
         return own
 
     def _become(self, own: PaneState) -> None:
@@ -145,7 +148,7 @@ class KeyedPanes:
         self.late, self.late_rows, self.since = own.late, own.late_rows, own.since
         for key, code in own.codes.items():
             assert key == self.key, f"rows of key {key} came to the window of {self.key}"
-            self.shared.state.copy_row(self.code_for(key), own, code)
+            self.shared.state.copy_rows(self.code_for(key), own, code)
 
     def held(self) -> int:
         return self._own().held()

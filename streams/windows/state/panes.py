@@ -84,9 +84,9 @@ class PaneState(ColumnState):
         self.codes: dict[Key, int] = {}
         self._many = MANY
         self.few_rows = FewRows(spec, relation, results, OneByOne(spec.compute, relation, self.fields), self.pane)
-        self._make_room(4)
+        self.make_room(4)
 
-    def _make_room(self, room: int) -> None:
+    def make_room(self, room: int) -> None:
         self.seen: Array = np.zeros(room, "i8")
         self.tags: Array = np.full((room, self.slots), NEVER, "i8")
         self.ring = {
@@ -101,11 +101,17 @@ class PaneState(ColumnState):
     def fresh(self) -> Self:
         found = super().fresh()
         found.keys, found.codes, found._many = [], {}, MANY
-        found._make_room(1)
+        found.make_room(1)
         return found
 
-    def copy_row(self, code: int, other: PaneState, at: int) -> None:
-        """Hold of a key what another state holds."""
+    def take_arrays(self, other: PaneState) -> None:
+        """Have another state's arrays from now on."""
+        self.seen, self.tags, self.ring = other.seen, other.tags, other.ring
+        self.flat_tags, self.flat = other.flat_tags, other.flat
+        self.seen_view, self.tag_view, self.views = other.seen_view, other.tag_view, other.views
+
+    def copy_rows(self, code: int | slice, other: PaneState, at: int | slice) -> None:
+        """Hold of a key, or of several, what another state holds."""
         self.seen[code], self.tags[code] = other.seen[at], other.tags[at]
         for name, array in self.ring.items():
             array[code] = other.ring[name][at]
@@ -393,7 +399,7 @@ class PaneState(ColumnState):
     def _keep(self, which: Array, room: int) -> None:
         """Keep these keys' rings, with room for this many keys."""
         seen, tags, ring, count = self.seen, self.tags, self.ring, len(which)
-        self._make_room(room)
+        self.make_room(room)
         self.seen[:count], self.tags[:count] = seen[which], tags[which]
         for name, array in ring.items():
             self.ring[name][:count] = array[which]
@@ -409,7 +415,7 @@ class PaneState(ColumnState):
         self.keys, seen, tags, ring = saved
         self.codes = {key: code for code, key in enumerate(self.keys)}
         count = len(self.keys)
-        self._make_room(max(4, 2 * count))
+        self.make_room(max(4, 2 * count))
         self.seen[:count], self.tags[:count] = seen, tags
         for name, array in ring:
             self.ring[tuple(name)][:count] = array

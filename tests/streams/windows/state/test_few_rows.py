@@ -179,3 +179,21 @@ def compare_joins(seed: int) -> None:
 def test_joins_row_by_row_are_the_same_as_in_arrays() -> None:
     for seed in range(40):
         compare_joins(seed)
+
+
+def test_keys_that_come_meanwhile_do_not_disturb_what_is_not_committed_yet() -> None:
+    spec = window("s", count=4, slide=1, compute={"sum": CHECKS["sum_x"][0], "n": CHECKS["n"][0]})
+    opened = opener(spec, {"s": EVENTS}, None, None)
+    rows = tuple(rows_of([Drawn(1, 0, False, i % 8) for i in range(60)], 0))
+    alone, keyed = open_state(spec, EVENTS), opened(0)
+    others = []
+    for row in rows:
+        one, other = alone.slide((row,)), keyed.slide((row,))
+        for key in range(1, 4):
+            others.append(opened(key))
+            others[-1].slide((row,)).commit()
+        assert told(one) == told(other)
+        one.commit()
+        other.commit()
+        assert keyed.contents() == alone.contents()
+    assert all(state.held() == 1 for state in others)
