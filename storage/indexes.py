@@ -92,7 +92,9 @@ class SecondaryIndex:
                 if not having:
                     self._leave(value)
             elif having == key:
-                self._leave(value)
+                del held[value]
+                if self._order is not None:  # asked after the value has gone: see _sort
+                    self._leave_order(value)
 
     def _enter(self, value: Any) -> None:
         """The first row with this value."""
@@ -104,8 +106,12 @@ class SecondaryIndex:
         """There is no row with this value any more."""
         del self._keys[value]
         if self._order is not None:
-            with self._ordering:
-                self._order.discard(value)
+            self._leave_order(value)
+
+    def _leave_order(self, value: Any) -> None:
+        with self._ordering:
+            assert self._order is not None
+            self._order.discard(value)
 
     def replace(self, old: Row | None, row: Row | None, key: Key) -> None:
         """``row`` takes the place of ``old``."""
