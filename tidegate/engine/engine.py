@@ -30,7 +30,15 @@ from tidegate.engine.fed import Fed
 from tidegate.engine.feeding import Feeding
 from tidegate.engine.halts import Halted, continue_halted, halted, requeue
 from tidegate.engine.merging import Merger
-from tidegate.engine.opening import begin_log, checked_config, find_base, keep_upgrade, make_executor, recover
+from tidegate.engine.opening import (
+    begin_log,
+    checked_config,
+    find_base,
+    keep_upgrade,
+    make_executor,
+    recover,
+    tell_recovery,
+)
 from tidegate.engine.progress import Progress, unseen
 from tidegate.engine.queries import Queries
 from tidegate.engine.questions import Question, answer_rows, questions, reask
@@ -93,7 +101,9 @@ def open(
     2
     """
     chosen = checked_config(app, path, config, settings)
-    return Engine(app, path, chosen, clock or SystemClock(), progress or unseen, drop)
+    engine = Engine(app, path, chosen, clock or SystemClock(), progress or unseen, drop)
+    tell_recovery(engine)
+    return engine
 
 
 class Engine:

@@ -139,9 +139,14 @@ def recover(engine: Engine, survey: Survey, meta: Mapping[str, Any], notes: list
     report.unlogged = list(executor.unlogged.to_log(engine.scheduler))
     report.notes = [*notes, *report.skipped]
     report.seconds = engine.clock.monotonic() - began
-    if report.records or report.notes:
-        log.log(logging.WARNING if report.notes else logging.INFO, "%s: %s", engine.directory.path, report)
     return report
+
+
+def tell_recovery(engine: Engine) -> None:
+    """Log what was done; a repair is a warning. Who opens a copy to look into it does not: copies are meant to be incomplete."""
+    report = engine.recovery
+    if engine.directory is not None and (report.records or report.notes):
+        log.log(logging.WARNING if report.notes else logging.INFO, "%s: %s", engine.directory.path, report)
 
 
 class Replay:
