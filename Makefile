@@ -4,7 +4,7 @@ BIN := .venv/bin
 N ?= 10000
 ROUNDS ?= 200
 MINUTES ?= 10
-WORKERS ?= 2
+WORKERS ?= 3
 STAMP := .venv/.installed
 export PYTHONDONTWRITEBYTECODE :=  # tests start hundreds of processes: each would compile everything again
 

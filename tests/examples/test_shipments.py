@@ -36,7 +36,8 @@ def kill(process: subprocess.Popen[str]) -> list[str]:
     """Kill it; what else it has told."""
     process.send_signal(signal.SIGKILL)
     assert process.stdout is not None
-    told = process.stdout.read().splitlines()
+    with process.stdout:
+        told = process.stdout.read().splitlines()
     process.wait()
     return told
 

@@ -38,7 +38,7 @@ def test_random_apps_with_keys_on_interior_streams_run_as_if_in_position_order(s
 
 
 def test_such_apps_have_everything_in_them():
-    flows = [flow for case in rekeyed(range(150)) for flow in case.spec.flows if flow.rekeyed]
+    flows = [flow for case in rekeyed(range(400)) for flow in case.spec.flows if flow.rekeyed]
     assert {flow.keyed for flow in flows} == {True, False}
     assert {column for flow in flows for _, column in flow.rekeyed} == {"k", "j"}
     behind = [(f, p) for f in flows for p in f.procedures if set(p.inputs) & {stream for stream, _ in f.rekeyed}]
