@@ -114,6 +114,7 @@ def _let_go(engine: Engine) -> None:
         engine.executor.close()
         engine.merger.close()
         engine.database.close()
+        engine.closed = True
 
 
 def _compare(app: App, driver: SeededDriver, setting: Setting) -> list[str]:
