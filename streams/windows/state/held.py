@@ -38,12 +38,11 @@ class Held:
         return self.at[-1] if self.at else int(self.x[-1][-1])
 
     def settled(self, relation: Relation, names: list[str]) -> Held:
-        """All rows as parts from now on."""
-        if self.recent:
-            self.parts = (*self.parts, Columns.of_rows(relation, self.recent, names))
-            self.x = (*self.x, np.array(self.at, "i8"))
-            self.recent, self.at = [], []
-        return self
+        """The same with all rows as parts. This one stays as it is: a slide and a checkpoint may look at it at once."""
+        if not self.recent:
+            return self
+        parts = (*self.parts, Columns.of_rows(relation, self.recent, names))
+        return replace(self, parts=parts, x=(*self.x, np.array(self.at, "i8")), recent=[], at=[])
 
     def joined(self) -> tuple[Columns, Array]:
         """The rows and their coordinates, joined into one piece each and kept so."""
@@ -56,8 +55,8 @@ class Held:
         kept = columns.take(which) if isinstance(which, np.ndarray) else columns.slice(which, len(columns))
         kept_x = x[which] if isinstance(which, np.ndarray) else x[which:]
         if not len(kept):
-            return replace(self, parts=(), x=(), rows=0)
+            return replace(self, parts=(), x=(), rows=0, recent=[], at=[])
         if not isinstance(which, np.ndarray) and 2 * len(kept) < len(columns):
             every = np.arange(len(kept))
             kept, kept_x = kept.take(every), kept_x.copy()
-        return replace(self, parts=(kept,), x=(kept_x,), rows=len(kept))
+        return replace(self, parts=(kept,), x=(kept_x,), rows=len(kept), recent=[], at=[])

@@ -139,6 +139,14 @@ class JoinState:
     @property
     def sides(self) -> list[Rows]:
         """The rows of both sides as columns."""
+        return self._columns(self._codes)
+
+    @sides.setter
+    def sides(self, sides: list[Rows]) -> None:
+        self._sides, self._few = sides, None
+
+    def _columns(self, codes: KeyCodes) -> list[Rows]:
+        """The same, with codes of one's own where a slide may be under way in another thread: it may give new keys theirs."""
         if self._few is None:
             return self._sides
         found = []
@@ -149,12 +157,8 @@ class JoinState:
                 np.array([getattr(entry, name) for entry in entries], kind)
                 for name, kind in (("time", "i8"), ("number", "i8"), ("matched", bool))
             )
-            found.append(Rows(columns, times, self._codes.of(columns, self._keys[number]), numbers, matched))
+            found.append(Rows(columns, times, codes.of(columns, self._keys[number]), numbers, matched))
         return found
-
-    @sides.setter
-    def sides(self, sides: list[Rows]) -> None:
-        self._sides, self._few = sides, None
 
     # ---- a few rows: see few_join.py
 
@@ -445,7 +449,7 @@ class JoinState:
 
     def bytes_held(self) -> int:
         """The memory that everything kept takes."""
-        return bytes_of(self.sides, self._codes.codes, self.late_rows)
+        return bytes_of(self._columns(KeyCodes()), self._codes.codes, self.late_rows)
 
     def stands(self) -> dict[str, Any]:
         """What a checkpoint says about it in words."""
@@ -467,7 +471,7 @@ class JoinState:
                     strict=True,
                 )
             )
-            for side in self.sides
+            for side in self._columns(KeyCodes())
         ]
         return rows, list(self.watermarks), list(self.marks), list(self.heard), list(self.came)
 
@@ -485,7 +489,9 @@ class JoinState:
         """The state, for a checkpoint."""
         late = [[self.spec.streams.index(stream), tuple(row)] for stream, row in self.late_rows]
         head = [self.watermarks, self.clock, self.heard, self.came, self.fired, self.late, late, self.marks]
-        rows = [saving.pack([side.columns, side.times, side.numbers, side.matched]) for side in self.sides]
+        rows = [
+            saving.pack([side.columns, side.times, side.numbers, side.matched]) for side in self._columns(KeyCodes())
+        ]
         return msgspec.msgpack.encode([saving.pack(head), *rows])
 
     def restore(self, saved: bytes) -> None:

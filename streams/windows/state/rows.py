@@ -378,8 +378,9 @@ class RowState(ColumnState):
         held = self._settled(self.by_key.get(key) or Held())
         seen = held.seen + came
         if not len(new):
-            return replace(held, seen=seen)
-        return replace(held, parts=(*held.parts, new), x=(*held.x, x), rows=held.rows + len(new), seen=seen)
+            return replace(held, seen=seen, recent=[], at=[])
+        parts, rows = (*held.parts, new), held.rows + len(new)
+        return replace(held, parts=parts, x=(*held.x, x), rows=rows, seen=seen, recent=[], at=[])
 
     def _cut(self, key: Key, held: Held, new: int, places: Array, frontier: Frontier, found: list[Any]) -> Held:
         """Add the windows of one key that fire to ``found``; returns what is kept."""

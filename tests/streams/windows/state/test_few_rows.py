@@ -197,3 +197,33 @@ def test_keys_that_come_meanwhile_do_not_disturb_what_is_not_committed_yet() -> 
         other.commit()
         assert keyed.contents() == alone.contents()
     assert all(state.held() == 1 for state in others)
+
+
+def test_who_looks_at_kept_rows_changes_nothing() -> None:
+    """A checkpoint looks at a state while another thread works out what the next batch does: both made columns of the rows."""
+    state: Any = open_state(window("s", time="1h", on="at"), EVENTS)
+    state.few = MANY
+    rows = rows_of([Drawn(1, 0, False, 0) for _ in range(50)], 0)
+    for row in rows[:3]:
+        state.slide((row,)).commit()
+    (held,) = state.by_key.values()
+    before = held.parts, list(held.recent)
+    assert held.recent
+    state.few = 0
+    state.slide(tuple(rows[3:]))  # not committed
+    state.save()
+    state.contents()
+    assert (held.parts, held.recent) == before
+
+
+def test_who_looks_at_a_join_gives_no_key_a_number() -> None:
+    state = JoinState(join("a", "b", on="k", within=50, left_time="t", right_time="t"), LEFT, RIGHT)
+    for i in range(4):
+        state.slide(((left(i, i, i),), ())).commit()
+    before = dict(state._codes.codes)
+    assert state._few is not None
+    assert state.held() > 1
+    state.save()
+    state.contents()
+    state.bytes_held()
+    assert state._codes.codes == before
