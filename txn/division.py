@@ -49,9 +49,8 @@ class Division:
         self._wholes: dict[tuple[str, int], Execution] = {}  # by unit and entry
         self._lines: dict[str, dict[Execution, None]] = {}  # unit -> its wholes, in order
         self._later: list[Position] = []  # live executions that were placed after later ones; ascending
-        self._whole_tables: dict[
-            str, tuple[tuple[Item, ...], tuple[Item, ...]]
-        ] = {}  # items of units that name no partition
+        # items of units that name no partition
+        self._whole_tables: dict[str, tuple[tuple[Item, ...], tuple[Item, ...]]] = {}
 
     # ---- placing
 
