@@ -106,6 +106,7 @@ def _details(engine: Engine, feeds: Feeds) -> dict[str, Any]:
         "locks": _view(engine, "locks"),
         "low_water_marks": _marks(engine),
         "questions": [question_facts(q, feeds.wires) for q in islice(questions(engine), SHOWN)],
+        "recent_answers": _newest(engine, "answers", engine.journal.answers),
         "windows": _view(engine, "windows"),
         "tables": _view(engine, "tables"),
         "set_aside": _view(engine, "set_aside"),

@@ -17,10 +17,10 @@ from tidegate.txn.transaction import Transaction
 class Context:
     """What an executor keeps with an unfinished execution.
 
-    ``shown``: the questions it has asked, the last one last. ``failure``: why its dataflow is halted in front of it.
+    ``shown``: the questions it has asked, the last one last. ``answered``: when the last answer came in. ``failure``: why its dataflow is halted in front of it.
     """
 
-    __slots__ = ("call", "failure", "program", "shown", "started_at", "tickets", "time", "txn")
+    __slots__ = ("answered", "call", "failure", "program", "shown", "started_at", "tickets", "time", "txn")
 
     def __init__(self, program: UnitProgram, time: dt.datetime, ticket: Ticket, call: Call | None = None) -> None:
         self.program = program
@@ -30,6 +30,7 @@ class Context:
         self.txn: Transaction | None = None
         self.started_at: float | None = None
         self.shown: tuple[Shown, ...] = ()
+        self.answered: dt.datetime | None = None
         self.failure: ProcedureFailed | None = None
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tidegate.dataflows.graph import Unit
-from tidegate.errors import Aborted, DeadlineExceeded, ProcedureFailed, text_of
+from tidegate.errors import Aborted, DeadlineExceeded, ProcedureFailed, TidegateError, text_of
 from tidegate.streams.batch import Batch
 from tidegate.txn.entries import Work
 from tidegate.txn.execution import Execution
@@ -51,7 +51,25 @@ class DeadLetter:
     at: dt.datetime
 
 
+@dataclass(frozen=True)
+class Answer:
+    """A batch that a transaction waited for, and what became of the transaction. ``digest``: of what its question
+    showed; None if the batch was there before anything was asked. ``outcome``: committed, or why it was undone.
+    """
+
+    position: str
+    unit: str
+    stream: str
+    batch_id: int
+    key: str | None
+    rows: str
+    digest: str | None
+    at: dt.datetime
+    outcome: str
+
+
 KEPT_ABORTS = 10_000
+KEPT_ANSWERS = 1_000
 
 
 class OutcomeLog(Protocol):
@@ -71,13 +89,14 @@ class OutcomeLog(Protocol):
 
 class Journal:
     """Implements the executors' ``Journal`` protocol. The newest 10,000 aborts are kept, with their rows as long as
-    those are not too many; and every dead letter.
+    those are not too many; the newest 1,000 answers; and every dead letter.
     """
 
     def __init__(self) -> None:
         self.commits: defaultdict[str, int] = defaultdict(int)  # by unit
         self.undone: Counter[str] = Counter()  # aborts by procedure, including those no longer kept
         self.aborts: deque[Abort] = deque(maxlen=KEPT_ABORTS)
+        self.answers: deque[Answer] = deque(maxlen=KEPT_ANSWERS)
         self.dead_letters: list[DeadLetter] = []
         self.tallies: list[Tally] = []  # of the feeds in progress
         self._kept: deque[KeptRows] = deque()  # the rows of the aborts, as far as they are held
@@ -105,6 +124,19 @@ class Journal:
         """A transaction waits for an answer, and what it shows must stay the same."""
         if self._log is not None:
             self._log.asked(txn, question)
+
+    def answered(
+        self, execution: Execution, time: dt.datetime, shown: Iterable[Shown], error: TidegateError | None
+    ) -> None:
+        """A transaction that could wait for answers has ended: keep those that it got."""
+        digests = {question.stream: question.digest for question in shown}
+        outcome = "committed" if error is None else f"undone: {getattr(error, 'reason', None) or text_of(error)}"
+        place, unit, key = describe(execution.position), execution.unit.name, _text(execution.key)
+        for stream in execution.unit.awaited:
+            batch = execution.inputs.get(stream)
+            if batch is not None:
+                rows, digest = rows_as_text(batch), digests.get(stream)
+                self.answers.append(Answer(place, unit, stream, batch.id, key, rows, digest, time, outcome))
 
     def aborted(self, txn: Transaction, error: Aborted) -> None:
         if self.log is not None:

@@ -5,7 +5,7 @@ import { setUpTail, showStreams, showTables, startTail, stopTail } from "./data.
 import { loadGraph, showFlow } from "./flow.js";
 import { remember } from "./rates.js";
 import { byId, number } from "./show.js";
-import { showLocks, showQuestions, showTrouble } from "./work.js";
+import { showAnswers, showLocks, showQuestions, showTrouble } from "./work.js";
 
 const tabs = [...document.querySelectorAll("[role=tab]")];
 let before = null;
@@ -56,6 +56,7 @@ async function refresh() {
     if (now.streams) {
       showStreams(now, before);
       showQuestions(now.questions, streams, refresh);
+      showAnswers(now.recent_answers);
       count("count-decisions", now.questions.length);
       count("count-locks", showLocks(now));
       showTrouble(now, refresh);

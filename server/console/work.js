@@ -63,13 +63,23 @@ function card(question, stream, refresh, note = "") {
   return make("article", { class: "question" }, make("h3", {}, title), since, ...evidence, form, problem, shown);
 }
 
-// What was decided here, newest first: the server has acknowledged each.
+function said(row) {
+  return Object.entries(row).map(([name, given]) => `${name} ${given}`).join(", ");
+}
+
+// What this page has just answered: the server has acknowledged it.
 function receipt(title, question, row) {
-  byId("receipts").querySelector(".none")?.remove();
-  const said = Object.entries(row).map(([name, given]) => `${name} ${given}`).join(", ");
-  byId("receipts").prepend(make("p", { class: "receipt", "data-question": question.question },
-    make("b", {}, `${new Date().toLocaleTimeString("en-GB")} ${title}`), `: ${said} `,
+  put("receipt", make("span", { class: "receipt", "data-question": question.question },
+    make("b", {}, `Acknowledged at ${new Date().toLocaleTimeString("en-GB")}: ${title}`), `: ${said(row)} `,
     make("small", { class: "dim" }, `batch ${question.batch_id}, question ${question.question}, digest ${question.digest.slice(0, 12)}…`)));
+}
+
+export function showAnswers(answers) {
+  put("answers", table([
+    ["at", (row) => clock(row.at_time)], ["unit", "unit"], ["key", "key"], ["batch", "batch_id"],
+    ["answer", (row) => JSON.parse(row.rows).map(said).join("; ")], ["outcome", "outcome"],
+    ["digest", (row) => (row.digest ? `${row.digest.slice(0, 12)}…` : "answered before it was asked")],
+  ], answers.slice(0, 50), "Nothing was answered yet."));
 }
 
 export function showQuestions(questions, streams, refresh) {

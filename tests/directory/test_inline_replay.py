@@ -264,7 +264,7 @@ def admitted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def facts(engine: Engine) -> dict[str, Any]:
     """What must be the same before a crash and after it."""
     state = saved_state(engine, 0)
-    kept = ("offsets", "subscriptions", "sequence", "borders", "aborts", "dead_letters", "unfinished")
+    kept = ("offsets", "subscriptions", "sequence", "borders", "aborts", "dead_letters", "answers", "unfinished")
     return {**vars(outcome_of(engine.runtime, engine.journal, History())), **{name: state[name] for name in kept}}
 
 

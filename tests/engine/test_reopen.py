@@ -71,6 +71,32 @@ def test_aborts_and_dead_letters(engine_of: Make, flow: Flow, tmp_path: Path) ->
     assert engine.push("events", [(1,)]).batch_ids == [3], "an aborted batch counts as processed"
 
 
+@pytest.mark.parametrize("saved", [True, False], ids=["checkpoint", "replay"])
+def test_answers_are_kept(
+    engine_of: Make, ward: App, tmp_path: Path, killed: Callable[[Engine], None], saved: bool
+) -> None:
+    engine = engine_of(ward, tmp_path)
+    engine.push("decisions", [(2, False)], 1)  # before it is asked
+    for patient in (1, 2):
+        engine.push("orders", [(patient, "risky A")], 1)
+    engine.run_until_idle()
+    (question,) = engine.questions()
+    engine.push("decisions", [(1, True)], 1)
+    engine.run_until_idle()
+    asked = "SELECT key, rows, digest, outcome FROM tidegate.answers ORDER BY key"
+    first, second = everything(engine, asked)
+    assert first[0::2] == ("1", question.digest)
+    assert '"patient":1' in first[1]
+    assert first[3] == "committed"
+    assert second[0::2] == ("2", None), "answered before it was asked"
+    before = everything(engine, "SELECT * FROM tidegate.answers")
+    if saved:
+        engine.close()
+    else:
+        killed(engine)
+    assert everything(engine_of(ward, tmp_path), "SELECT * FROM tidegate.answers") == before
+
+
 def test_a_waiting_person_is_asked_again(engine_of: Make, ward: App, tmp_path: Path) -> None:
     engine = engine_of(ward, tmp_path)
     engine.push("orders", [(1, "aspirin"), (1, "risky A")], 1)

@@ -94,9 +94,14 @@ def test_a_decision_is_answered(page: Any, shared: Server) -> None:
         card.locator("button.primary").press("Enter")
         card.wait_for(state="detached")
         assert alert.result(60) is None
-        receipt = page.inner_text("#receipts .receipt:first-child")
+        receipt = page.inner_text("#receipt")
         assert "patient 77: " in receipt
         assert "true" in receipt
+        page.reload()  # what was answered is known to the server, not to this page only
+        page.keyboard.press("4")
+        history = page.locator("#answers tr", has_text="77")
+        history.wait_for()
+        assert "committed" in history.inner_text()
 
 
 def test_a_question_is_asked_anew(page: Any, shared: Server) -> None:

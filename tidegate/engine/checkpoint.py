@@ -26,7 +26,7 @@ from tidegate.streams.watermarks import NEVER
 from tidegate.txn.context import Context
 from tidegate.txn.entries import Call
 from tidegate.txn.execution import Coming, Execution, Parts
-from tidegate.txn.journal import Abort, DeadLetter
+from tidegate.txn.journal import Abort, Answer, DeadLetter
 from tidegate.txn.kept import KeptRows
 from tidegate.txn.log.reader import OLDER
 from tidegate.txn.log.record import Asked
@@ -73,6 +73,7 @@ def saved_state(engine: Engine, lsn: int) -> dict[str, Any]:
         ],
         "aborts": [_abort(abort) for abort in engine.journal.aborts],
         "dead_letters": [{**asdict(d), "at": d.at.isoformat()} for d in engine.journal.dead_letters],
+        "answers": [{**asdict(a), "at": a.at.isoformat()} for a in engine.journal.answers],
         "unfinished": _unfinished(engine),
         "versions": {
             table.name: table.export_chains(to_json) for table in engine.database.tables.values() if table.chains
@@ -198,6 +199,8 @@ def restore(engine: Engine, meta: Mapping[str, Any]) -> None:
     for saved in meta["aborts"]:
         at, rows = dt.datetime.fromisoformat(saved["at"]), KeptRows.restored(*saved["rows"])
         engine.journal.keep(Abort(**{**saved, "at": at, "rows": rows}))
+    for saved in meta.get("answers", ()):  # none: saved by a release that did not keep them
+        engine.journal.answers.append(Answer(**{**saved, "at": dt.datetime.fromisoformat(saved["at"])}))
     engine.journal.dead_letters = [
         DeadLetter(**{**d, "at": dt.datetime.fromisoformat(d["at"])}) for d in meta["dead_letters"]
     ]

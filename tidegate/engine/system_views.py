@@ -52,6 +52,11 @@ def _questions(engine: Engine) -> Iterable[tuple[Any, ...]]:
         )
 
 
+def _answers(engine: Engine) -> Iterable[tuple[Any, ...]]:
+    for a in engine.journal.answers:
+        yield a.stream, a.key, a.batch_id, a.unit, a.position, a.at, a.rows, a.digest, a.outcome
+
+
 class SystemView:
     """A relation computed from an engine on demand."""
 
@@ -262,6 +267,12 @@ VIEWS = {
             "stream VARCHAR, key VARCHAR, batch_id BIGINT, unit VARCHAR, position VARCHAR, asked_s DOUBLE, "
             "deadline_in_s DOUBLE, batches VARCHAR, question VARCHAR, digest VARCHAR",
             _questions,
+        ),
+        SystemView(
+            "answers",
+            "stream VARCHAR, key VARCHAR, batch_id BIGINT, unit VARCHAR, position VARCHAR, at_time TIMESTAMP, "
+            "rows VARCHAR, digest VARCHAR, outcome VARCHAR",
+            _answers,
         ),
         SystemView(
             "streams",

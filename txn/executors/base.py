@@ -111,6 +111,7 @@ class Executor:
                 execution.context = Context(self.runtime.units[execution.unit.name], time, ticket)
             else:
                 execution.context.tickets.append(ticket)
+                execution.context.answered = time
             ticket.expect()
         self._after_scheduling()
 
@@ -331,6 +332,8 @@ class Executor:
         self.scheduler.finish(execution, outputs)
         self.journal.finishing(context.tickets, error)
         assert context.txn is not None
+        if execution.unit.awaited:
+            self.journal.answered(execution, context.answered or context.time, context.shown, error)
         self._finish_tickets(execution, error, context.txn.result)
 
     def _release_snapshot(self, context: Context) -> None:
