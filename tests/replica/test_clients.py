@@ -143,6 +143,7 @@ def test_transactions_are_a_matter_of_form(shop: Shop) -> None:
         ("SELECT 'a'::INTEGER", "22P02"),
         ("INSERT INTO stock VALUES ('x', 1)", "25006"),
         ("SET threads = 9", "42501"),
+        ("SELECT soundex('a')", "42883"),
     ],
 )
 def test_errors_carry_a_sqlstate(shop: Shop, sql: str, sqlstate: str) -> None:

@@ -343,6 +343,8 @@ SELECT 2147483647 + 1|22003
 """.strip().splitlines()
 
 REFUSED = """
+initcap('ab')
+make_interval(days => 10)
 to_char(p, 'FM999.00')
 to_char(ts, 'J')
 to_timestamp('26', 'YY')

@@ -9,6 +9,7 @@ read-only transaction and, in the end, the supervisor.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -238,10 +239,18 @@ SQLSTATES = (
 )
 
 
+_MISSING = re.compile(r"Catalog Error: [\w ]*Function with name \"?(\w+)\"? does not exist")
+
+
 def failed(error: Exception) -> QueryFailed | QueryRefused:
     """DuckDB's error as ours, with a SQLSTATE."""
     told = str(error).strip().split("\n\nLINE ")[0] or type(error).__name__
     state = next((state for kind, state in SQLSTATES if isinstance(error, kind)), "XX000")
+    missing = _MISSING.match(told)
+    if missing is not None:
+        near = re.search(r'Did you mean "(\w+)"', told)
+        told = f"function {missing[1]} does not exist here: queries are answered with DuckDB's functions"
+        told, state = told + (f"; the nearest name is {near[1]}" if near else ""), "42883"
     if "division by zero" in told.lower():
         told, state = "division by zero", "22012"
     if "input is out of range" in told or "numeric field overflow" in told:
