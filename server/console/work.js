@@ -76,8 +76,8 @@ function receipt(title, question, row) {
 
 export function showAnswers(answers) {
   put("answers", table([
-    ["at", (row) => clock(row.at_time)], ["unit", "unit"], ["key", "key"], ["batch", "batch_id"],
-    ["answer", (row) => JSON.parse(row.rows).map(said).join("; ")], ["outcome", "outcome"],
+    ["at", (row) => clock(row.at_time)], ["answer", (row) => JSON.parse(row.rows).map(said).join("; ")],
+    ["outcome", "outcome"], ["unit", "unit"], ["key", "key"], ["batch", "batch_id"],
     ["digest", (row) => (row.digest ? `${row.digest.slice(0, 12)}…` : "answered before it was asked")],
   ], answers.slice(0, 50), "Nothing was answered yet."));
 }
