@@ -100,7 +100,10 @@ def app_facts(context: Context) -> dict[str, Any]:
             }
             for t in app.tables.values()
         ],
-        "plain_views": [{"name": v.name, "columns": [name for name, _ in v.columns]} for v in app.views.values()],
+        "plain_views": [
+            {"name": v.name, "columns": [{"name": name, "type": kind, "nullable": True} for name, kind in v.columns]}
+            for v in app.views.values()
+        ],
         "views": [name.removeprefix("tidegate_") for name in VIEWS],
         "procedures": [
             {

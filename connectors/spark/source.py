@@ -1,4 +1,4 @@
-"""The Spark data source ``tidegate``: tables to read, output streams to follow, border streams to write into.
+"""The Spark data source ``tidegate``: tables and views to read, output streams to follow, border streams to write into.
 
 Spark runs these classes in its own Python processes, on any of its machines, so they talk to the engine over its
 server: option ``url``, ``http://…`` or ``unix:…`` (see :func:`tidegate.connectors.spark.pipeline.share`), and ``token``
@@ -41,6 +41,7 @@ from tidegate.wire import read_relation
 
 SLICE = 400_000  # rows of one query; a server returns at most a million, and slices differ in size
 MOST = 10_000  # partitions
+WIDE = {"HUGEINT": "DECIMAL(38,0)"}  # sums in views have this type
 READS, STREAMS = ("table", "path"), ("stream", "path")
 
 
@@ -62,15 +63,24 @@ def named(options: Mapping[str, str], *names: str) -> str:
     raise TidegateError(f"format('tidegate') needs option({names[0]!r}, …)")
 
 
-def table_relation(client: Client, name: str) -> Relation:
-    tables = {t["name"]: t for t in client.app()["tables"]}
-    if name not in tables:
-        raise unknown("spark.read", "table", name, tables)
-    return read_relation(name, tables[name]["columns"])
+def readable(client: Client, name: str) -> dict[str, Any]:
+    """A table or a view."""
+    facts = client.app()
+    known = {one["name"]: one for one in (*facts["tables"], *facts["plain_views"])}
+    if name not in known:
+        raise unknown("spark.read", "table or view", name, known)
+    found: dict[str, Any] = known[name]
+    return found
+
+
+def readable_relation(client: Client, name: str) -> Relation:
+    columns = readable(client, name)["columns"]
+    return read_relation(name, [{**c, "type": WIDE.get(c["type"], c["type"])} for c in columns])
 
 
 def primary_key(client: Client, name: str) -> list[str]:
-    return next(list(t["primary_key"]) for t in client.app()["tables"] if t["name"] == name)
+    """Of a table; a view has none."""
+    return list(readable(client, name).get("primary_key", ()))
 
 
 def stream_relation(client: Client, name: str, border: bool) -> Relation:
@@ -88,12 +98,12 @@ class TidegateSource(DataSource):
         return "tidegate"
 
     def schema(self) -> StructType:
-        """Of the table, or of the output stream; ``columns``: only these."""
+        """Of the table or view, or of the output stream; ``columns``: only these."""
         options = dict(self.options)
         with connected(options) as client:
             if "stream" in options:
                 return spark_schema(stream_relation(client, options["stream"], border=False))
-            whole = spark_schema(table_relation(client, named(options, *READS)))
+            whole = spark_schema(readable_relation(client, named(options, *READS)))
         chosen = [name.strip() for name in options.get("columns", "").split(",") if name.strip()]
         missing = [name for name in chosen if name not in whole.names]
         if missing:
@@ -130,7 +140,7 @@ class Part(InputPartition):
 
 
 class TableReader(DataSourceReader):
-    """Reads a table, all of it at one state.
+    """Reads a table or a view, all of it at one state.
 
     A served engine says how many rows there are, and at which position. A table of more than ``SLICE`` rows is read in as many
     partitions as that needs, or in ``option("partitions", n)``, each ``AS OF`` that position; the answers to one query stay
@@ -164,7 +174,8 @@ class TableReader(DataSourceReader):
             rows, state = self._size(client)
         if state is None and wanted is not None and wanted > 1:
             raise TidegateError(
-                "option('partitions', …) needs a served engine: one in this process keeps no older states, and is one query"
+                "option('partitions', …) needs a table of a served engine: an engine in this process, and a view, show no older "
+                "states, and are read by one query"
             )
         count = wanted or max(1, -(-rows // SLICE))
         return [Part(index, count, state if count > 1 else None) for index in range(count)]
@@ -187,10 +198,11 @@ class TableReader(DataSourceReader):
                 yield from as_arrow(self._schema, answer).to_batches(max_chunksize=50_000)
 
     def _size(self, client: Client, state: int | None = None) -> tuple[int, int | None]:
-        """How many rows there are, and at which position; None: this engine keeps no older states."""
-        answer = _answered(
-            client, f"SELECT count(*) AS n FROM {_quoted(named(self._options, *READS))}{self._where()}", state
-        )
+        """How many rows there are, and at which position; None: this engine, or a view, shows no older states."""
+        name = named(self._options, *READS)
+        if not primary_key(client, name):
+            return 0, None
+        answer = _answered(client, f"SELECT count(*) AS n FROM {_quoted(name)}{self._where()}", state)
         position = (answer.schema.metadata or {}).get(b"tidegate.position")
         return int(answer.column(0)[0].as_py()), None if position is None else int(position)
 

@@ -17,7 +17,7 @@ export function showTables(app) {
   put("tables", make("ul", {}, ...app.tables.map((one) =>
     entry(quoted(one.name), one.columns.map((c) => (one.primary_key.includes(c.name) ? `${c.name}*` : c.name)).join(", ")))));
   put("plain-views", ...(app.plain_views.length ? [make("h2", {}, "Views"), make("ul", {}, ...app.plain_views.map((one) =>
-    entry(quoted(one.name), one.columns.join(", "))))] : []));
+    entry(quoted(one.name), one.columns.map((c) => c.name).join(", "))))] : []));
   put("views", make("ul", {}, ...app.views.map((name) => entry(`tidegate.${name}`))));
   if (app.tables.length) byId("query").value = `SELECT * FROM ${quoted(app.tables[0].name)} LIMIT 100`;
   byId("run").addEventListener("click", runQuery);

@@ -17,6 +17,7 @@ def make_app() -> tidegate.App:
     app = tidegate.App("meters")
     app.table("CREATE TABLE seen (n BIGINT PRIMARY KEY, times INTEGER NOT NULL)")
     app.table("CREATE TABLE meters (meter VARCHAR PRIMARY KEY, total DOUBLE NOT NULL, last BIGINT NOT NULL)")
+    app.view("parity", "SELECT n % 2 = 1 AS odd, sum(n) AS total, count(*) AS seen FROM seen GROUP BY ALL")
     app.stream("readings", "n BIGINT NOT NULL, meter VARCHAR NOT NULL, value DOUBLE NOT NULL", border=True)
     app.stream("totals", "meter VARCHAR NOT NULL, total DOUBLE NOT NULL")
 

@@ -49,6 +49,8 @@ def test_tables_are_read_with_rows_and_columns_chosen_in_their_sql(
     read = spark.read.format("tidegate").options(**options)
     seen = read.load("seen")
     assert [tuple(row) for row in seen.orderBy("n").collect()] == engine.query("SELECT * FROM seen ORDER BY n").rows
+    parity = read.load("parity").orderBy("odd")  # a view, with sums
+    assert [tuple(row) for row in parity.collect()] == engine.query("SELECT * FROM parity ORDER BY odd").rows
     few = read.option("columns", "n").option("where", "n >= 17 AND n % 2 = 0 OR times > 1 -- and no more").load("seen")
     assert few.columns == ["n"]
     assert few.collect() == [(18,)]  # times is no column of the frame, and one of the table
@@ -353,6 +355,8 @@ def test_a_served_engine_is_read_and_written_over_its_url(spark: Any, served: di
             if client.query("SELECT count(*) FROM seen").scalar():
                 break
             time.sleep(0.05)  # which reaches it a moment later
+    parity = spark.read.format("tidegate").options(**served).load("parity")
+    assert sorted((row.odd, row.total) for row in parity.collect()) == [(False, 90), (True, 100)]
     found = spark.read.format("tidegate").options(**served).load("meters").where("last >= 18").orderBy("meter")
     assert [tuple(row) for row in found.collect()] == [row for row in oracle(range(1))["meters"] if row.last >= 18]
 
@@ -435,7 +439,7 @@ def test_mistakes_are_named(spark: Any, engine: tidegate.Engine, options: dict[s
     source = spark.read.format("tidegate")
     with pytest.raises(Exception, match=r"needs option\('url', …\)"):
         source.load("seen")
-    with pytest.raises(Exception, match=r"no table 'sen'.*seen"):
+    with pytest.raises(Exception, match=r"no table or view 'sen'.*seen"):
         spark.read.format("tidegate").options(**options).load("sen")
     with pytest.raises(Exception, match=r"no output stream 'readings'"):
         spark.readStream.format("tidegate").options(**options).option("stream", "readings").load()
