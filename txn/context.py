@@ -17,7 +17,8 @@ from tidegate.txn.transaction import Transaction
 class Context:
     """What an executor keeps with an unfinished execution.
 
-    ``shown``: the questions it has asked, the last one last. ``answered``: when the last answer came in. ``failure``: why its dataflow is halted in front of it.
+    ``shown``: the questions it has asked, the last one last. ``answered``: when the last answer came in.
+    ``failure``: why its dataflow is halted in front of it.
     """
 
     __slots__ = ("answered", "call", "failure", "program", "shown", "started_at", "tickets", "time", "txn")
