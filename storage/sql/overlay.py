@@ -110,7 +110,7 @@ def show_table(view: View, connection: BaseConnection, reader: Reader) -> str:
 
 def show_relation(connection: BaseConnection, relation: Relation, rows: Any) -> None:
     """Show DuckDB the rows of a batch, stream or window."""
-    if isinstance(rows, ColumnRows):
+    if type(rows) is ColumnRows:
         rows = rows.arrow
     arrow = rows if isinstance(rows, pa.Table) else arrow_table(relation, rows) if len(rows) else _empty(relation)
     connection.show(f"tg_r:{relation.name}", arrow)

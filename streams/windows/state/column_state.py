@@ -83,7 +83,7 @@ class ColumnState(ABC):
     def slide(self, rows: Any, now_us: int = 0, mark: int | None = None) -> Slide:
         """What taking in a batch, and then the watermark ``mark``, would do. Nothing changes until the slide is committed."""
         if mark is None and self.since is None and 0 < len(rows) <= self.few and type(rows) is not Columns:
-            slide = self._few(rows.rows if isinstance(rows, ColumnRows) else rows, now_us)
+            slide = self._few(rows.rows if type(rows) is ColumnRows else rows, now_us)
             if slide is not None:
                 return slide
         columns = rows if isinstance(rows, Columns) else Columns.of_rows(self.relation, rows, self.names)
@@ -254,6 +254,6 @@ def _late_rows(rows: Any, step: Step | None) -> list[Any]:
         return []
     if isinstance(rows, Columns):
         return rows.take(step.late).tuples()
-    if isinstance(rows, ColumnRows):
+    if type(rows) is ColumnRows:
         return list(rows.take(step.late).rows)
     return [rows[i] for i in step.late.tolist()]

@@ -53,7 +53,7 @@ class Columns:
         """The named columns (default: all) of ``rows``."""
         values: dict[str, Array] = {}
         valid: dict[str, Array | None] = {}
-        if isinstance(rows, ColumnRows):
+        if type(rows) is ColumnRows:
             for name in relation.index_of if names is None else names:
                 values[name], valid[name] = _of_columns(rows, name)
             return cls(relation, len(rows), values, valid)

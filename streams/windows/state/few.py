@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from operator import itemgetter
+from itertools import chain
 from typing import Any, Protocol
 
 from tidegate.storage.schema import Relation
@@ -25,6 +25,7 @@ LOOKED_AT = 1_000  # panes, when windows fire for all keys at once
 
 Panes = dict[int, list[Any]]  # of one key: by number, what this batch leaves in each
 NOTHING: Panes = {}
+NO_SLOTS: tuple[list[int], list[list[Any]]] = [], []
 
 
 class Table(Protocol):
@@ -35,7 +36,8 @@ class Table(Protocol):
     seen_view: Any
 
     def partial_at(self, code: int, number: int) -> list[Any] | None: ...
-    def slots_of(self, code: int) -> tuple[list[int], list[list[Any]]]: ...
+    def slots_of(self, first: int, last: int) -> tuple[list[int], list[list[Any]]]: ...
+    def fields_of(self, code: int) -> list[list[Any]]: ...
     def put_at(self, code: int, panes: Mapping[int, list[Any]], came: int) -> None: ...
 
 
@@ -52,7 +54,7 @@ class Holder(Protocol):
     def few_fit(self, frontier: int) -> bool: ...
     def code_of(self, key: Key) -> int: ...
     def code_for(self, key: Key) -> int: ...
-    def held_codes(self, most: int) -> list[tuple[Key, int]] | None: ...
+    def held_codes(self, most: int) -> Sequence[tuple[Key, int]] | None: ...
     def held_back(self, watermark: int, oldest: Any) -> int: ...
     def let_go(self) -> None: ...
 
@@ -64,7 +66,7 @@ class FewRows:
         self.size, self.every, self.by_time = spec.size, spec.slide, spec.by_time
         self.one = one
         self.key_of = key_of(relation, spec.by)
-        self.make = results.relation.row._make
+        self.named = results.relation.named
         self.bound = results.bound
         self.none = results.none()
         self.of_rows = partial(ResultRows.of_rows, results.relation)
@@ -72,10 +74,23 @@ class FewRows:
         self.per_window = spec.size // pane
         self.per_slide = spec.slide // pane
         self.slots = self.per_window + 1
-        self.picks: dict[int, Any] = {}  # by the slot of a window's first pane: its panes among the slots of a key
 
     def slide(self, state: Holder, rows: Sequence[Any], now_us: int) -> Slide | None:
         """What taking in these rows would do; None: not in this way. Nothing changes until it is committed."""
+        time, table = state.time, state.table
+        if len(rows) == 1 and not table.blocks:
+            if table.by_count:
+                at = 0 if time is None else time.one(rows[0], now_us)
+                return None if at is None else self._count_one(state, rows, at)
+            if time is None:
+                return self._fold_one(state, rows, state.batches, state.batches, state.batches + 1)
+            at = time.one(rows[0], now_us)
+            if at is not None and self.by_time:
+                return self._fold_one(state, rows, at, time.watermark, at)
+        return self._slide(state, rows, now_us)
+
+    def _slide(self, state: Holder, rows: Sequence[Any], now_us: int) -> Slide | None:
+        """``slide`` of any number of rows."""
         time, table = state.time, state.table
         kept: Sequence[Any] = rows
         times: Sequence[int] = ()
@@ -99,11 +114,53 @@ class FewRows:
             if table.blocks and not state.few_fit(after):
                 return None
             self._fold(state, kept, times, new)
-            low, high = (before - self.size) // self.every + 1, (after - self.size) // self.every
-            found = [] if low > high or table.blocks else self._passed(state, low, high, new)
+            found = [] if table.blocks else self._passed(state, before, after, new)
         if found is None:
             return None
         return FewSlide(rows, self.of_rows(found) if found else self.none, late, state, new, came, after)
+
+    # ---- a single row
+
+    def _fold_one(self, state: Holder, rows: Any, at: int, before: int, after: int) -> Slide | None:
+        """A row in a pane of time or batches, which moves the frontier from ``before`` to ``after``."""
+        (row,) = rows
+        key, number = self.key_of(row), at // self.pane
+        held = state.table.partial_at(state.code_of(key), number)
+        new = {key: {number: self.one.folded(held or self.one.empty, row)}}
+        found = self._passed(state, before, after, new)
+        if found is None:
+            return None
+        return FewSlide(rows, self.of_rows(found) if found else self.none, (), state, new, {}, after)
+
+    def _count_one(self, state: Holder, rows: Any, after: int) -> Slide:
+        """A row in a pane of tuples."""
+        (row,) = rows
+        key, table, size = self.key_of(row), state.table, self.size
+        code = state.code_of(key)
+        seen = 0 if code < 0 else table.seen_view[code]
+        number, ends = seen // self.pane, seen + 1
+        held = self.one.folded(table.partial_at(code, number) or self.one.empty, row)
+        results = self.none
+        if ends >= size and not (ends - size) % self.every:
+            merged = self._all_panes(table, code, number, held)
+            results = self.of_rows((self._result(key, self._labels((ends - size) // self.every), merged),))
+        return FewSlide(rows, results, (), state, {key: {number: held}}, {key: 1}, after)
+
+    def _all_panes(self, table: Table, code: int, last: int, held: list[Any]) -> list[Any]:
+        """The panes of a window of tuples merged, of which ``held`` is the last: none of them is without rows, and the slot
+        behind the last is the only one that is not among them.
+        """
+        if self.per_window == 1:
+            return [merge((one,)) for merge, one in zip(self.one.mergers, held)]  # noqa: B905
+        behind = (last + 1) % self.slots
+        merged = []
+        for merge, column, one in zip(self.one.mergers, table.fields_of(code), held):  # noqa: B905
+            panes = column[behind + 1 :] + column[:behind]
+            panes[-1] = one
+            merged.append(merge(panes))
+        return merged
+
+    # ---- a few
 
     def _fold(self, state: Holder, rows: Sequence[Any], times: Sequence[int], new: dict[Key, Panes]) -> None:
         """Add rows to panes of time or batches."""
@@ -138,75 +195,77 @@ class FewRows:
             mine[number] = one.folded(held, row)
             if ends >= size and (ends - size) % slide == 0:
                 window = (ends - size) // slide
-                merged = self._merged(*self._slots(table, code), mine, window * self.per_slide)
+                slots = NO_SLOTS if code < 0 else table.slots_of(code, code)
+                merged = self._merged(*slots, 0, self._wanted(window), mine)
                 assert merged is not None
                 found.append(self._result(key, self._labels(window), merged))
         return found
 
-    def _passed(self, state: Holder, low: int, high: int, new: dict[Key, Panes]) -> list[Any] | None:
-        """The results of windows of time or batches. None: there is too much to look at."""
-        codes = state.held_codes(LOOKED_AT)
-        if codes is None:
-            return None
-        codes += [(key, -1) for key in new if state.code_of(key) < 0]
-        held = [(sort_key(key), key, new.get(key, NOTHING), self._slots(state.table, code)) for key, code in codes]
-        held.sort(key=itemgetter(0))
-        numbers = [n for _, _, mine, (tags, _) in held for n in (*mine, *tags) if n != NEVER]
-        if not numbers:
-            return []
+    def _passed(self, state: Holder, before: int, after: int, new: Mapping[Key, Panes]) -> list[Any] | None:
+        """The results of windows of time or batches that the frontier passes. None: there is too much to look at."""
         size, slide, pane = self.size, self.every, self.pane
-        if not self.by_time:
-            low = max(low, 0)
-        low = max(low, (min(numbers) * pane - size) // slide + 1)
-        high = min(high, max(numbers) * pane // slide)
-        if (high - low) * len(held) > LOOKED_AT:
+        low, high = (before - size) // slide + 1, (after - size) // slide
+        if not self.by_time and low < 0:
+            low = 0
+        if low > high:
+            return []
+        held = state.held_codes(LOOKED_AT)
+        if held is None:
             return None
+        unknown = [(key, -1) for key in new if state.code_of(key) < 0]
+        if unknown:
+            held = sorted([*held, *unknown], key=lambda one: sort_key(one[0]))
+        codes = [code for _, code in held if code >= 0]
+        first = min(codes, default=0)
+        tags, columns = state.table.slots_of(first, max(codes)) if codes else NO_SLOTS
+        if low < high:  # without those before and behind all rows
+            numbers = [n for n in (*tags, *chain.from_iterable(new.values())) if n != NEVER]
+            if not numbers:
+                return []
+            low = max(low, (min(numbers) * pane - size) // slide + 1)
+            high = min(high, max(numbers) * pane // slide)
+            if (high - low) * len(held) > LOOKED_AT:
+                return None
         found = []
         for window in range(low, high + 1):
-            labels = self._labels(window)
-            for _, key, mine, (tags, columns) in held:
-                if mine:  # to be written to
-                    tags, columns = tags.copy(), [column.copy() for column in columns]
-                merged = self._merged(tags, columns, mine, window * self.per_slide)
+            labels, wanted = self._labels(window), self._wanted(window)
+            for key, code in held:
+                place = (code - first) * self.slots if code >= 0 else -1
+                merged = self._merged(tags, columns, place, wanted, new.get(key, NOTHING))
                 if merged is not None:
                     found.append(self._result(key, labels, merged))
         return found
 
-    def _slots(self, table: Table, code: int) -> tuple[list[int], list[list[Any]]]:
-        """What a key's slots hold: the number of a pane each, and each field of them."""
-        if code < 0:
-            return [NEVER] * self.slots, [[None] * self.slots for _ in self.one.empty]
-        return table.slots_of(code)
+    def _wanted(self, window: int) -> list[tuple[int, int]]:
+        """The panes of a window: which slot of its key each has, and its number."""
+        first, slots = window * self.per_slide, self.slots
+        return [(number % slots, number) for number in range(first, first + self.per_window)]
 
-    def _merged(self, tags: list[int], columns: list[list[Any]], new: Panes, first: int) -> list[Any] | None:
-        """A window's panes merged in order, those of this batch written over what is stored; None: it has no rows."""
-        n, slots = self.per_window, self.slots
-        for number in new:
-            if first <= number < first + n:
-                place = number % slots
-                tags[place] = number
-                for column, held in zip(columns, new[number], strict=True):
-                    column[place] = held
-        if n == 1:
-            place = first % slots
-            return [column[place] for column in columns] if tags[place] == first else None
-        pick = self.picks.get(first % slots)
-        if pick is None:
-            pick = self.picks[first % slots] = itemgetter(*[number % slots for number in range(first, first + n)])
-        mergers = self.one.mergers
-        if pick(tags) == tuple(range(first, first + n)):
-            return [merge(pick(column)) for merge, column in zip(mergers, columns, strict=True)]
-        there = [number % slots for number in range(first, first + n) if tags[number % slots] == number]
-        if not there:
+    def _merged(
+        self, tags: list[int], columns: list[list[Any]], place: int, wanted: Sequence[tuple[int, int]], new: Panes
+    ) -> list[Any] | None:
+        """A window's panes merged in order: those of this batch, and those stored from ``place`` on (-1: none). None: no rows."""
+        if not new:
+            there = [place + slot for slot, number in wanted if tags[place + slot] == number]
+            if not there:
+                return None
+            return [merge([column[at] for at in there]) for merge, column in zip(self.one.mergers, columns)]  # noqa: B905
+        panes = []
+        for slot, number in wanted:
+            if number in new:
+                panes.append(new[number])
+            elif place >= 0 and tags and tags[place + slot] == number:
+                panes.append([column[place + slot] for column in columns])
+        if not panes:
             return None
-        return [merge([column[at] for at in there]) for merge, column in zip(mergers, columns, strict=True)]
+        return [merge(column) for merge, column in zip(self.one.mergers, zip(*panes))]  # noqa: B905
 
     def _labels(self, window: int) -> tuple[Any, ...]:
         start, bound = window * self.every, self.bound
         return window, bound(start), bound(start + self.size)
 
     def _result(self, key: Key, labels: tuple[Any, ...], merged: list[Any]) -> Any:
-        return self.make((*key, *labels, *self.one.results(merged, self.size)))
+        return self.named((*key, *labels, *self.one.results(merged, self.size)))
 
 
 class FewSlide(Slide):
@@ -214,7 +273,7 @@ class FewSlide(Slide):
 
     __slots__ = ("_after", "_came", "_new", "_state")
 
-    windows: Any
+    windows: Any = ()
     results: Any
     late: Any
 
@@ -229,22 +288,23 @@ class FewSlide(Slide):
         after: int,
     ) -> None:
         self._added = rows
-        self.windows = ()
         self.results = results
-        self.slid = len(results) > 0
         self.late = late
         self._state = state
         self._new = new
         self._came = came
         self._after = after
 
+    @property
+    def slid(self) -> bool:  # type: ignore[override]
+        return len(self.results) > 0
+
     def held_back(self) -> int:
         state = self._state
         return state.held_back(NEVER if state.time is None else self._after, None)
 
     def commit(self) -> None:
-        state, came = self._state, self._came
-        table = state.table
+        state, came, table = self._state, self._came, self._state.table
         for key, mine in self._new.items():
             table.put_at(state.code_for(key), mine, came[key] if came else 0)
         if state.time is not None:

@@ -6,7 +6,7 @@ of what was kept. The results are the same to the last bit either way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,7 +21,6 @@ from tidegate.streams.windows.state.held import Held
 from tidegate.streams.windows.state.keys import Key, sort_key
 from tidegate.streams.windows.state.one import OneByOne, whole_of
 from tidegate.streams.windows.state.results import ResultRows, Results, Slide
-from tidegate.streams.windows.state.times import Few
 from tidegate.streams.windows.state.values import Row, key_of
 
 if TYPE_CHECKING:
@@ -74,55 +73,73 @@ class FewHeld:
                 return None
         elif self._ends(state.batches, state.batches + 1):
             return None
-        return slide_of(state, rows, step, partial(self._keep, state, came), ())
+        none = None if state.results is None else state.results.none()
+        watermark, late = (NEVER, ()) if step is None else (step.watermark, tuple(step.late))
+        return HeldSlide(state, rows, watermark, late, self, came, (), none)
 
     def _ends(self, before: int, after: int) -> bool:
         """Does a window end between the two? See :meth:`.RangeCutter.ends`."""
         slide = self.spec.slide
         return bool((before - self.shift) // slide != (after - self.shift) // slide)
 
-    def _keep(self, state: RowState, came: dict[Key, tuple[list[Any], list[int]]]) -> None:
-        for key, (rows, at) in came.items():
+    def keep(self, state: RowState, kept: Any) -> None:
+        """Keep what the slide by these rows leaves."""
+        for key, (rows, at) in kept.items():
             held = state.by_key.get(key)
             if held is None:
                 held = state.by_key[key] = Held()
-            keep(held, rows, at)
+            held.recent.extend(rows)
+            held.at.extend(at)
+            held.rows += len(rows)
+            held.seen += len(rows)
+
+    def oldest(self, state: RowState, kept: Any) -> int:
+        """The time of the oldest row that is in an open window then."""
+        return state._oldest()
 
 
-def keep(held: Held, rows: list[Any], at: list[int]) -> None:
-    held.recent.extend(rows)
-    held.at.extend(at)
-    held.rows += len(rows)
-    held.seen += len(rows)
+class HeldSlide(Slide):
+    """What a few rows do to a window that keeps its rows. ``keeper`` knows what is to be ``kept``."""
 
+    __slots__ = ("_keeper", "_kept", "_state", "_watermark")
 
-def slide_of(
-    state: RowState,
-    rows: Sequence[Any],
-    step: Few | None,
-    store: Callable[[], None],
-    windows: Sequence[Extent],
-    results: ResultRows | None = None,
-    oldest: Callable[[], int] | None = None,
-) -> Slide:
-    """The slide of these rows."""
-    late = () if step is None else step.late
-    fired = len(windows) if results is None else len(results)
+    late: Any
+    windows: Any
 
-    def commit() -> None:
-        store()
-        if step is not None and state.time is not None:
-            state.time.watermark = step.watermark
+    def __init__(
+        self,
+        state: RowState,
+        rows: Sequence[Any],
+        watermark: int,
+        late: Sequence[Any],
+        keeper: FewHeld,
+        kept: Any,
+        windows: tuple[Extent, ...],
+        results: ResultRows | None,
+    ) -> None:
+        self._added = rows
+        self._state = state
+        self._watermark = watermark
+        self.late = late
+        self._keeper = keeper
+        self._kept = kept
+        self.windows = windows
+        self.results = results
+        self.slid = len(windows if results is None else results) > 0
+
+    def held_back(self) -> int:
+        return self._state.held_back(self._watermark, partial(self._keeper.oldest, self._state, self._kept))
+
+    def commit(self) -> None:
+        state = self._state
+        self._keeper.keep(state, self._kept)
+        if state.time is not None:
+            state.time.watermark = self._watermark
         state.batches += 1
-        state.fired += fired
-        if late:
-            state.note_late(late)
-
-    if results is None and state.results is not None:
-        results = state.results.none()
-
-    held_back = partial(state.held_back, NEVER if step is None else step.watermark, oldest)
-    return Slide(rows, windows, results, fired, late, commit, held_back)
+        if self.slid:
+            state.fired += len(self.windows if self.results is None else self.results)
+        if self.late:
+            state.note_late(self.late)
 
 
 class Dues:
@@ -144,7 +161,7 @@ class Dues:
             self.number += 1  # keys of equal times need not be comparable
             heappush(self.heap, (due, self.number, key))
 
-    def until(self, by_key: dict[Key, Held], gap: int, reached: int) -> list[Key]:
+    def until(self, by_key: Mapping[Key, Held], gap: int, reached: int) -> Sequence[Key]:
         """The keys whose session has ended by then. They stay in it: nothing has been committed."""
         if self.heap is None:
             held = [(one.newest + gap, key) for key, one in by_key.items() if one.rows]
@@ -152,7 +169,10 @@ class Dues:
             self.number = len(held)
             self.queued = {key for _, key in held}
             heapify(self.heap)
-        heap, found = self.heap, []
+        heap = self.heap
+        if not heap or heap[0][0] > reached:
+            return ()
+        found = []
         while heap and heap[0][0] <= reached:
             due, number, key = heappop(heap)
             one = by_key.get(key)
@@ -168,15 +188,41 @@ class Dues:
 
 
 class Session(NamedTuple):
-    """A session that ends."""
+    """A session that ends. ``order``: when, among those of the batch."""
 
-    order: tuple[Any, ...]
-    named: tuple[Any, ...]
+    order: tuple[int, ...]
     key: Key
     number: int
     start: int
     end: int
     rows: list[Any]
+
+
+class Left:
+    """What a batch leaves of a key: the rows of its open session, with their times; windows so far; how many rows came."""
+
+    __slots__ = ("at", "came", "number", "rows")
+
+    def __init__(self, rows: list[Any], at: list[int], number: int) -> None:
+        self.rows = rows
+        self.at = at
+        self.number = number
+        self.came = 0
+
+    def ended(self, key: Key, end: int, order: tuple[int, ...]) -> Session:
+        """The session, which ends here."""
+        session = Session(order, key, self.number, self.at[0], end, self.rows)
+        self.rows, self.at, self.number = [], [], self.number + 1
+        return session
+
+
+def left_of(held: Held | None) -> Left | None:
+    """What a key has before the batch, to be added to; None where that is too much, or in columns."""
+    if held is None:
+        return Left([], [], 0)
+    if held.parts or held.rows > MOST:
+        return None
+    return Left(held.recent.copy(), held.at.copy(), held.number)
 
 
 class FewInSessions(FewHeld):
@@ -195,65 +241,62 @@ class FewInSessions(FewHeld):
         step = state.time.few(rows, now_us)
         if step is None:
             return None
-        gap, reached, by_key = self.spec.size, step.watermark, state.by_key
-        changed: dict[Key, tuple[list[Any], list[int], int]] = {}  # what is left, and windows so far
-        came: dict[Key, int] = {}
+        kept, times, reached, late = step
+        gap, by_key = self.spec.size, state.by_key
+        changed: dict[Key, Left] = {}
         ended: list[Session] = []
-        for place, (row, at) in enumerate(zip(step.rows, step.times, strict=True)):
-            key = self.key_of(row)
-            now = changed.get(key)
-            if now is None:
-                held = by_key.get(key)
-                if held is not None and (held.parts or held.rows > MOST):
+        for place, row in enumerate(kept):
+            key, at = self.key_of(row), times[place]
+            left = changed.get(key)
+            if left is None:
+                left = left_of(by_key.get(key))
+                if left is None:
                     return None
-                now = changed[key] = ([], [], 0) if held is None else (held.recent.copy(), held.at.copy(), held.number)
-            came[key] = came.get(key, 0) + 1
-            mine, times, number = now
-            if times and at - times[-1] >= gap:
-                end = times[-1] + gap
-                ended.append(Session((end, 0), sort_key(key), key, number, times[0], end, mine))
-                mine, times, number = [], [], number + 1
-            mine.append(row)
-            times.append(at)
+                changed[key] = left
+            if left.at and at - left.at[-1] >= gap:
+                end = left.at[-1] + gap
+                ended.append(left.ended(key, end, (end, 0)))
+            left.came += 1
+            left.rows.append(row)
+            left.at.append(at)
             if self.ends_with is not None and self.ends_with(row):
-                ended.append(Session((at, 1, place), sort_key(key), key, number, times[0], at, mine))
-                mine, times, number = [], [], number + 1
-            changed[key] = mine, times, number
+                ended.append(left.ended(key, at, (at, 1, place)))
         for key in (*state.dues.until(by_key, gap, reached), *changed):
-            now = changed.get(key)
-            if now is None:
-                held = by_key[key]
-                if held.parts or held.rows > MOST:
+            left = changed.get(key)
+            if left is None:
+                left = left_of(by_key[key])
+                if left is None:
                     return None
-                now = held.recent, held.at, held.number
-            mine, times, number = now
-            if times and times[-1] + gap <= reached:
-                end = times[-1] + gap
-                ended.append(Session((end, 0), sort_key(key), key, number, times[0], end, mine))
-                changed[key] = [], [], number + 1
-        store, oldest = partial(self._store, state, changed, came), partial(_oldest, by_key, changed)
-        finished = partial(slide_of, state, rows, step, store, oldest=oldest)
-        if not ended:
-            return finished(())
-        ended.sort(key=lambda session: session[:2])
-        return self._fired(state, ended, finished)
+                changed[key] = left
+            if left.at and left.at[-1] + gap <= reached:
+                end = left.at[-1] + gap
+                ended.append(left.ended(key, end, (end, 0)))
+        found = self._fired(state, ended)
+        if found is None:
+            return None
+        windows, results = found
+        return HeldSlide(state, rows, reached, tuple(late) if late else (), self, changed, windows, results)
 
-    def _fired(self, state: RowState, ended: list[Session], finished: Callable[..., Slide]) -> Slide | None:
-        """The slide with these sessions."""
+    def _fired(self, state: RowState, ended: list[Session]) -> tuple[tuple[Extent, ...], ResultRows | None] | None:
+        """What the procedure sees of these sessions: windows, or results. None: one is refused; the usual way tells which."""
         results = state.results
+        if not ended:
+            return (), None if results is None else results.none()
+        if len(ended) > 1:
+            ended.sort(key=lambda session: (session.order, sort_key(session.key)))
         if results is not None and self.one is not None:
             try:
                 found = [self._result(results, self.one, session) for session in ended]
-            except DataError:  # the usual way tells which window it was
+            except DataError:
                 return None
-            return finished((), ResultRows.of_rows(results.relation, found))
+            return (), ResultRows.of_rows(results.relation, found)
         windows = [
             Extent(s.number, s.key, s.start, s.end, Columns.of_rows(self.relation, s.rows, state.names).protected())
             for s in ended
         ]
         if results is None or state.plan is None:
-            return finished(windows)
-        return finished((), results.rows(windows, state.plan.whole(windows)))
+            return tuple(windows), None
+        return (), results.rows(windows, state.plan.whole(windows))
 
     def _result(self, results: Results, one: OneByOne, session: Session) -> Any:
         labels = session.number, results.bound(session.start), results.bound(session.end)
@@ -262,27 +305,20 @@ class FewInSessions(FewHeld):
             partials = one.folded(partials, row)
         return results.relation.conform((*session.key, *labels, *one.results(list(partials), len(session.rows))))
 
-    def _store(
-        self, state: RowState, changed: dict[Key, tuple[list[Any], list[int], int]], came: dict[Key, int]
-    ) -> None:
-        for key, (rows, at, number) in changed.items():
+    def keep(self, state: RowState, kept: Any) -> None:
+        for key, left in kept.items():
             held = state.by_key.get(key)
             if held is None:
                 held = state.by_key[key] = Held()
-            held.recent, held.at, held.rows, held.number = rows, at, len(rows), number
-            held.seen += came.get(key, 0)
-            if at:
-                state.dues.add(key, at[-1] + self.spec.size)
+            held.recent, held.at, held.rows, held.number = left.rows, left.at, len(left.rows), left.number
+            held.seen += left.came
+            if left.at:
+                state.dues.add(key, left.at[-1] + self.spec.size)
 
-
-Changed = dict[Key, tuple[list[Any], list[int], int]]
-
-
-def _oldest(by_key: dict[Key, Held], changed: Changed) -> int:
-    """The time of the oldest row in a session that is open then."""
-    open_ = [at[0] for _, at, _ in changed.values() if at]
-    open_ += [held.oldest for key, held in by_key.items() if held.rows and key not in changed]
-    return min(open_, default=END)
+    def oldest(self, state: RowState, kept: Any) -> int:
+        open_ = [left.at[0] for left in kept.values() if left.at]
+        open_ += [held.oldest for key, held in state.by_key.items() if held.rows and key not in kept]
+        return min(open_, default=END)
 
 
 def _marks(spec: WindowSpec, relation: Relation) -> Callable[[Row], bool] | None:

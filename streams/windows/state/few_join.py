@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING, Any, NamedTuple
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
 
 from tidegate.storage.schema import Relation
 from tidegate.streams.watermarks import END, NEVER
@@ -37,14 +38,17 @@ class Side:
     """The rows of one side that can still be in a result. ``dues``: when each can't any more."""
 
     def __init__(self, spec: JoinSpec, side: int) -> None:
-        self.spec = spec
-        self.side = side
+        self.lasts = spec.last_instant(side, 0)
         self.by_key: dict[Key, list[Entry]] = {}
         self.dues: list[tuple[int, int, Entry]] = []
 
     def add(self, entry: Entry) -> None:
-        self.by_key.setdefault(entry.key, []).append(entry)
-        heappush(self.dues, (self.spec.last_instant(self.side, entry.time), entry.number, entry))
+        mine = self.by_key.get(entry.key)
+        if mine is None:
+            self.by_key[entry.key] = [entry]
+        else:
+            mine.append(entry)
+        heappush(self.dues, (entry.time + self.lasts, entry.number, entry))
 
     def drop_before(self, clock: int) -> None:
         dues = self.dues
@@ -60,24 +64,29 @@ class Side:
         return sorted((entry for _, _, entry in self.dues), key=lambda entry: entry.number)
 
 
-class Came(NamedTuple):
+class Came:
     """A batch of one side: what is taken in, the place of each in the batch, the watermark after each row, late rows."""
 
-    new: list[Entry]
-    places: list[int]
-    reached: list[int]
-    watermark: int
-    late: list[Row]
+    __slots__ = ("late", "new", "places", "reached", "rows", "watermark")
+
+    def __init__(self, rows: int, watermark: int) -> None:
+        self.rows = rows
+        self.new: list[Entry] = []
+        self.places: list[int] = []
+        self.reached: list[int] = []
+        self.watermark = watermark
+        self.late: list[Row] = []
 
 
 Pair = tuple[tuple[int, ...], Entry, Entry]  # when, among those of the batch; left, right
 
 
 class FewSides:
-    """Both sides of a join, row by row, and what came with the rows that no watermark has reached yet (``open``)."""
+    """Both sides of a join, row by row, and the rows that no watermark has reached yet (``open``), where they wait for one."""
 
     def __init__(self, spec: JoinSpec) -> None:
         self.sides = (Side(spec, 0), Side(spec, 1))
+        self.at_once = spec.mode == "best_effort"
         self.open: list[tuple[int, Entry]] = []
 
     def held(self) -> int:
@@ -92,73 +101,84 @@ class FewInJoins:
         times = (spec.left_time, spec.right_time)
         self.time_of = [time_of(relation, name) for relation, name in zip(relations, times, strict=True)]
         self.key_of = [key_of(relations[side], [pair[side] for pair in spec.on]) for side in (0, 1)]
-        self.make = output.relation.row._make
+        self.make = output.relation.named
         self.places = [
             (source.sides[0], relations[source.sides[0]].index_of[source.column]) for source in output.sources
         ]
 
     def slide(self, state: JoinState, few: FewSides, rows: Sequence[Sequence[Row]], now_us: int) -> FewJoined | None:
         """What a few rows do; None: one came too late, which is refused."""
-        came = [self._arrive(state, side, rows[side]) for side in (0, 1)]
-        if came[0] is None or came[1] is None:
+        left, right = self._arrive(state, 0, rows[0]), self._arrive(state, 1, rows[1])
+        if left is None or right is None:
             return None
-        arrived = came[0], came[1]
-        watermarks = [max(one.watermark, mark) for one, mark in zip(arrived, state.marks, strict=True)]
-        spoke = [len(rows[side]) > 0 or state.heard[side] is None for side in (0, 1)]
-        heard = [now_us if spoke[side] else state.heard[side] for side in (0, 1)]
+        one, two = state.heard
+        heard = [now_us if left.rows or one is None else one, now_us if right.rows or two is None else two]
+        watermarks = [max(left.watermark, state.marks[0]), max(right.watermark, state.marks[1])]
+        clock = state.clock
         if self.spec.mode == "best_effort":
-            clock = max(state.clock, min(state.marks), *(one.reached[-1] for one in arrived if one.reached))
-            pairs = self._at_once(state, few, arrived)
+            clock = max([clock, min(state.marks), *left.reached[-1:], *right.reached[-1:]])
+            pairs = self._at_once(state, few, left, right)
         else:
             clock = state._joint(watermarks, heard, now_us)
-            pairs = self._within(state, few, arrived, clock) if clock > state.clock else []
-        pairs.sort(key=lambda pair: pair[0])
-        results = [
-            self.make([(right if side else left).row[place] for side, place in self.places]) for _, left, right in pairs
-        ]
-        return FewJoined(few, arrived, watermarks, heard, clock, pairs, results)
+            pairs = self._within(state, few, (left, right), clock) if clock > state.clock else []
+        results = []
+        if pairs:
+            pairs.sort(key=itemgetter(0))
+            results = [
+                self.make([(pair[2] if side else pair[1]).row[place] for side, place in self.places]) for pair in pairs
+            ]
+        return FewJoined(few, (left, right), watermarks, heard, clock, pairs, results)
 
     def _arrive(self, state: JoinState, side: int, rows: Sequence[Row]) -> Came | None:
-        spec, watermark, came = self.spec, state.watermarks[side], state.came[side]
+        watermark = state.watermarks[side]
+        found = Came(len(rows), watermark)
+        if not rows:
+            return found
+        spec, came = self.spec, state.came[side]
         best, time_of, key_of = spec.mode == "best_effort", self.time_of[side], self.key_of[side]
-        found = Came([], [], [], 0, [])
         for place, row in enumerate(rows):
             at = time_of(row)
             bound = watermark if best else max(watermark, state.clock)
-            watermark = max(watermark, at - spec.delay)
+            if at - spec.delay > watermark:
+                watermark = at - spec.delay
             found.reached.append(watermark)
             key = key_of(row)
             if at < bound:
                 if spec.late == "raise":
                     return None
                 found.late.append(row)
+                if spec.late != "adjust":
+                    continue
                 at = bound
-            if None not in key and (spec.late == "adjust" or not found.late or found.late[-1] is not row):
+            if None not in key:
                 found.new.append(Entry(key, at, came + place, row))
                 found.places.append(place)
-        return found._replace(watermark=watermark)
+        found.watermark = watermark
+        return found
 
-    def _at_once(self, state: JoinState, few: FewSides, came: Sequence[Came]) -> list[Pair]:
+    def _at_once(self, state: JoinState, few: FewSides, left: Came, right: Came) -> list[Pair]:
         """Each new row, the left ones first, with everything that came before it and is still held."""
-        spec, clock = self.spec, state.clock
-        pairs: list[Pair] = []
-        before = []
-        for reached in (*came[0].reached, *came[1].reached):
-            before.append(clock)
-            clock = max(clock, reached)
-        for side in (0, 1):
-            reach = (spec.after, spec.before) if side else (spec.before, spec.after)
-            lasts = spec.after if side else spec.before  # of the other side's rows: how much later a partner may be
-            first = len(came[0].reached) if side else 0
-            for entry, place in zip(came[side].new, came[side].places, strict=True):
-                when, low, high = first + place, entry.time - reach[0], entry.time + reach[1]
-                theirs = few.sides[1 - side].by_key.get(entry.key, [])
-                if side:
-                    theirs = [*theirs, *(other for other in came[0].new if other.key == entry.key)]
-                for other in theirs:
-                    if low <= other.time <= high and other.time + lasts >= before[when]:
-                        pair = (other, entry) if side else (entry, other)
-                        pairs.append(((when, other.number), *pair))
+        spec, pairs = self.spec, list[Pair]()
+        before = [state.clock]  # the clock when each row came
+        for reached in (*left.reached, *right.reached):
+            before.append(max(before[-1], reached))
+        for entry, place in zip(left.new, left.places, strict=True):
+            low, high = entry.time - spec.before, entry.time + spec.after
+            low = max(low, before[place] - spec.before)  # it is still held
+            pairs.extend(
+                ((place, other.number), entry, other)
+                for other in few.sides[1].by_key.get(entry.key, ())
+                if low <= other.time <= high
+            )
+        for entry, place in zip(right.new, right.places, strict=True):
+            when = left.rows + place
+            low, high = entry.time - spec.after, entry.time + spec.before
+            low = max(low, before[when] - spec.after)
+            pairs.extend(
+                ((when, other.number), other, entry)
+                for other in (*few.sides[0].by_key.get(entry.key, ()), *left.new)
+                if low <= other.time <= high and other.key == entry.key
+            )
         return pairs
 
     def _within(self, state: JoinState, few: FewSides, came: Sequence[Came], clock: int) -> list[Pair]:
@@ -183,30 +203,43 @@ class FewInJoins:
         return pairs
 
 
-class FewJoined(NamedTuple):
+class FewJoined:
     """What a few rows do to a join."""
 
-    few: FewSides
-    came: tuple[Came, Came]
-    watermarks: list[int]
-    heard: list[Any]
-    clock: int
-    pairs: list[Pair]
-    results: list[Any]
+    __slots__ = ("came", "clock", "few", "heard", "pairs", "results", "watermarks")
+
+    def __init__(
+        self,
+        few: FewSides,
+        came: tuple[Came, Came],
+        watermarks: list[int],
+        heard: list[Any],
+        clock: int,
+        pairs: list[Pair],
+        results: list[Any],
+    ) -> None:
+        self.few = few
+        self.came = came
+        self.watermarks = watermarks
+        self.heard = heard
+        self.clock = clock
+        self.pairs = pairs
+        self.results = results
 
     def store(self) -> None:
         """Keep the rows that can still be in a result."""
+        few, clock = self.few, self.clock
         for _, left, right in self.pairs:
             left.matched = right.matched = True
-        for (
-            side,
-            came,
-        ) in zip(self.few.sides, self.came, strict=True):
+        for number, came in enumerate(self.came):
+            side = few.sides[number]
             for entry in came.new:
                 side.add(entry)
-            side.drop_before(self.clock)
-        opened = [*self.few.open, *((side, entry) for side in (0, 1) for entry in self.came[side].new)]
-        self.few.open = [one for one in opened if one[1].time >= self.clock]
+            if side.dues and side.dues[0][0] < clock:
+                side.drop_before(clock)
+        if not few.at_once:
+            opened = [*few.open, *((number, entry) for number in (0, 1) for entry in self.came[number].new)]
+            few.open = [one for one in opened if one[1].time >= clock]
 
     def oldest(self, state: JoinState) -> int:
         """As :meth:`.JoinState._held_back`."""
@@ -229,8 +262,8 @@ def few_sides(spec: JoinSpec, clock: int, sides: Sequence[Sequence[Entry]]) -> F
     for number, (side, entries) in enumerate(zip(few.sides, sides, strict=True)):
         for entry in entries:
             side.by_key.setdefault(entry.key, []).append(entry)
-            side.dues.append((spec.last_instant(number, entry.time), entry.number, entry))
-            if entry.time >= clock:
+            side.dues.append((entry.time + side.lasts, entry.number, entry))
+            if entry.time >= clock and not few.at_once:
                 few.open.append((number, entry))
         heapify(side.dues)
     return few

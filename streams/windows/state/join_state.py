@@ -24,7 +24,7 @@ from tidegate.streams.windows.declare.kinds import first_window, last_window
 from tidegate.streams.windows.state import saving
 from tidegate.streams.windows.state.column_state import FEW, LATE_SHOWN
 from tidegate.streams.windows.state.columns import Array, Columns, times_of
-from tidegate.streams.windows.state.few_join import Entry, FewInJoins, FewSides, few_sides
+from tidegate.streams.windows.state.few_join import Entry, FewInJoins, FewJoined, FewSides, few_sides
 from tidegate.streams.windows.state.matching import NO_KEY, Found, KeyCodes, matches, spread
 from tidegate.streams.windows.state.results import ResultRows, Slide
 from tidegate.streams.windows.state.sizes import bytes_of
@@ -85,11 +85,47 @@ class JoinSlide(Slide):
     @property
     def added(self) -> Any:
         """The rows that this batch brought, of either stream."""
-        return tuple([side.rows if isinstance(side, ColumnRows) else side for side in self._added])
+        return tuple([side.rows if type(side) is ColumnRows else side for side in self._added])
 
     def shown_each(self, relation: Relation) -> Iterator[Any]:
         """A join is not cut into windows: all that the batch brought, at once."""
         yield self.rows
+
+
+class FewJoinSlide(JoinSlide):
+    """What a few rows do to a join, taken in one by one."""
+
+    __slots__ = ("_joined", "_state")
+
+    windows: Any = ()
+    late: Any
+
+    def __init__(self, state: JoinState, rows: Sequence[Sequence[Row]], joined: FewJoined) -> None:
+        self._added = rows
+        self._state = state
+        self._joined = joined
+        left, right = joined.came
+        self.late = (*left.late, *right.late)
+        if joined.results:
+            self.results = ResultRows.of_rows(state.output.relation, joined.results)
+            self.slid = True
+        else:
+            self.results, self.slid = state.none, False
+
+    def held_back(self) -> int:
+        return self._joined.oldest(self._state)
+
+    def commit(self) -> None:
+        state, joined = self._state, self._joined
+        left, right = joined.came
+        joined.store()
+        state.watermarks, state.clock, state.heard = joined.watermarks, joined.clock, joined.heard
+        state.came = [state.came[0] + left.rows, state.came[1] + right.rows]
+        state.fired += len(joined.results)
+        if self.late:
+            state.late += len(self.late)
+            for stream, side in zip(state.spec.streams, joined.came, strict=True):
+                state.late_rows.extend((stream, row) for row in side.late)
 
 
 class JoinState:
@@ -106,6 +142,7 @@ class JoinState:
         self.spec = spec
         self.relations = (left, right)
         self.output = Output(spec, left, right)
+        self.none = ResultRows.of_rows(self.output.relation, [])
         self._keys = [[pair[side] for pair in spec.on] for side in (0, 1)]
         inner = spec.how == "inner" and spec.size is None
         self.few_rows = FewInJoins(spec, self.relations, self.output) if inner else None
@@ -171,24 +208,10 @@ class JoinState:
             if self.small_batches < SMALL_BATCHES and self.held() > self.few:
                 return None
             self._few = few_sides(self.spec, self.clock, [self._entries(number) for number in (0, 1)])
-        given = [side.rows if isinstance(side, ColumnRows) else side for side in rows]
+        one, two = rows
+        given = (one.rows if type(one) is ColumnRows else one, two.rows if type(two) is ColumnRows else two)
         joined = self.few_rows.slide(self, self._few, given, now_us)
-        if joined is None:
-            return None
-        late = [(self.spec.streams[side], row) for side in (0, 1) for row in joined.came[side].late]
-
-        def commit() -> None:
-            joined.store()
-            self.watermarks, self.clock, self.heard = joined.watermarks, joined.clock, joined.heard
-            self.came = [came + len(given[side]) for side, came in enumerate(self.came)]
-            self.fired += len(joined.results)
-            self.late += len(late)
-            self.late_rows.extend(late)
-
-        results = ResultRows.of_rows(self.output.relation, joined.results)
-        return JoinSlide(
-            rows, [], results, len(results), [row for _, row in late], commit, partial(joined.oldest, self)
-        )
+        return None if joined is None else FewJoinSlide(self, given, joined)
 
     def _entries(self, number: int) -> list[Entry]:
         """The rows of one side, one by one; only the columns that are needed have their values."""
@@ -417,7 +440,7 @@ class JoinState:
     def _results(self, sides: list[Rows], found: Found) -> ResultRows:
         ordered = found.ordered()
         if ordered is None:
-            return ResultRows.of_rows(self.output.relation, [])
+            return self.none
         left, right, windows = ordered
         columns: list[list[Any]] = []
         if self.spec.size is not None:
@@ -439,7 +462,7 @@ class JoinState:
     def still(self) -> JoinSlide:
         """Nothing arrived on either stream: nothing fires, nothing changes."""
         held_back = partial(self._held_back, self.sides, self.watermarks, self.clock)
-        return JoinSlide(((), ()), [], ResultRows.of_rows(self.output.relation, []), 0, [], lambda: None, held_back)
+        return JoinSlide(((), ()), [], self.none, 0, [], lambda: None, held_back)
 
     # ---- what is held
 

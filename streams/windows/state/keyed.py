@@ -81,7 +81,7 @@ class KeyedPanes:
     def slide(self, rows: Any, now_us: int = 0, mark: int | None = None) -> Slide:
         """See :meth:`.ColumnState.slide`."""
         if mark is None and self.since is None and 0 < len(rows) <= self.shared.state.few and type(rows) is not Columns:
-            slide = self._few(rows.rows if isinstance(rows, ColumnRows) else rows, now_us)
+            slide = self._few(rows.rows if type(rows) is ColumnRows else rows, now_us)
             if slide is not None:
                 return slide
         own = self._own()
@@ -118,7 +118,7 @@ class KeyedPanes:
             self.code = self.shared.new_row()
         return self.code
 
-    def held_codes(self, most: int) -> list[tuple[Key, int]] | None:
+    def held_codes(self, most: int) -> Sequence[tuple[Key, int]] | None:
         return [(self.key, self.code)] if self.code >= 0 else []
 
     def held_back(self, watermark: int, oldest: Any) -> int:

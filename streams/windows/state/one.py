@@ -184,6 +184,9 @@ class OneByOne:
         self.places = {field.name: place for place, field in enumerate(fields)}
         self.rows = self.places.get(ROWS, len(fields))  # where the number of rows is, among merged partials
         self.finishing = [self._finish(aggregate, relation) for aggregate in aggregates.named.values()]
+        if len(one) == 1:
+            (fold,) = self.folds
+            self.folded = lambda partial, row: [fold(partial[0], row)]  # type: ignore[method-assign]
 
     def folded(self, partial: list[Any], row: Row) -> list[Any]:
         """The partial with one more row."""

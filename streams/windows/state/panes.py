@@ -52,6 +52,13 @@ class Part(NamedTuple):
     partials: Partials
 
 
+class Ranked(NamedTuple):
+    """The keys of a state, a list that only ever grows, in the order of their values, and where each is."""
+
+    keys: list[Key]
+    codes: list[tuple[Key, int]]
+
+
 class Fired(NamedTuple):
     """Windows that fire, in order: the key (its code, and its place in the batch or -1), and the number."""
 
@@ -82,6 +89,7 @@ class PaneState(ColumnState):
         self._in_window = np.arange(0 if self.blocks else self.per_window)[:, None]
         self.keys: list[Key] = []
         self.codes: dict[Key, int] = {}
+        self._ranked = Ranked(self.keys, [])
         self._many = MANY
         self.few_rows = FewRows(spec, relation, results, OneByOne(spec.compute, relation, self.fields), self.pane)
         self.make_room(4)
@@ -261,11 +269,16 @@ class PaneState(ColumnState):
                 self._keep(np.arange(len(self.seen)), 2 * len(self.keys))
         return code
 
-    def held_codes(self, most: int) -> list[tuple[Key, int]] | None:
-        """All keys, and where they are; None where they have more than ``most`` panes."""
-        if len(self.keys) * self.slots > most:
+    def held_codes(self, most: int) -> Sequence[tuple[Key, int]] | None:
+        """All keys in order, and where they are; None where they have more than ``most`` panes."""
+        keys = self.keys
+        if len(keys) * self.slots > most:
             return None
-        return [(key, code) for code, key in enumerate(self.keys)]
+        ranked = self._ranked
+        if ranked.keys is not keys or len(ranked.codes) != len(keys):
+            codes = sorted(self.codes.items(), key=lambda known: sort_key(known[0]))
+            ranked = self._ranked = Ranked(keys, codes)
+        return ranked.codes
 
     def partial_at(self, code: int, number: int) -> list[Any] | None:
         """What is held of a pane."""
@@ -274,10 +287,15 @@ class PaneState(ColumnState):
             return None
         return [view[place] for view in self.views]
 
-    def slots_of(self, code: int) -> tuple[list[int], list[list[Any]]]:
-        """The panes of a key by slot: their numbers, and each field of them."""
-        low, high = code * self.slots, (code + 1) * self.slots
+    def slots_of(self, first: int, last: int) -> tuple[list[int], list[list[Any]]]:
+        """The panes of these keys by slot: their numbers, and each field of them."""
+        low, high = first * self.slots, (last + 1) * self.slots
         return self.tag_view[low:high].tolist(), [view[low:high].tolist() for view in self.views]
+
+    def fields_of(self, code: int) -> list[list[Any]]:
+        """Each field of a key's panes, by slot."""
+        low, high = code * self.slots, (code + 1) * self.slots
+        return [view[low:high].tolist() for view in self.views]
 
     def put_at(self, code: int, panes: Mapping[int, list[Any]], came: int) -> None:
         """Store panes, in order: of two in one slot the later one is kept."""
@@ -286,7 +304,7 @@ class PaneState(ColumnState):
         for number, partials in panes.items():
             place = code * self.slots + number % self.slots
             self.tag_view[place] = number
-            for view, held in zip(self.views, partials, strict=True):
+            for view, held in zip(self.views, partials):  # noqa: B905  (costs more than what is done)
                 view[place] = held
 
     # ---- what fires

@@ -58,7 +58,7 @@ class Results:
 
     def bound(self, value: Any) -> Any:
         """A bound in readable form."""
-        return EPOCH + dt.timedelta(microseconds=int(value)) if self.as_time else value
+        return EPOCH + dt.timedelta(0, 0, int(value)) if self.as_time else value
 
 
 class ResultRows(Sequence[Any]):

@@ -78,6 +78,18 @@ class EventTime:
         found.waiting, found.times, found.sources = self.waiting, self.times, self.sources
         return found
 
+    def one(self, row: Row, now_us: int) -> int | None:
+        """``step`` for a single row that is in time: how far it moves the watermark, which is its own time. None: it is late,
+        or something waits.
+        """
+        reached = self.watermark
+        if self.time_of is None:
+            return now_us if now_us > reached else reached
+        if not self.by_rows or self.waiting.length:
+            return None
+        at = self.time_of(row)
+        return at if at >= reached else None
+
     def few(self, rows: Sequence[Row], now_us: int) -> Few | None:
         """``step`` for a few rows, one by one; None where rows wait, or one is refused."""
         reached = self.watermark
