@@ -34,7 +34,7 @@ from tidegate.dataflows.validation import (
     check_turns,
     check_windows,
 )
-from tidegate.dataflows.views import PlainView, declare_view
+from tidegate.dataflows.views import PlainView, declare_view, read_through, with_views
 from tidegate.errors import DataError, DeclarationError, StatementError, TidegateError, unknown
 from tidegate.storage.ddl import Scratch, from_sqlalchemy
 from tidegate.storage.expiry import expiring, expiry_indexes
@@ -95,6 +95,10 @@ class App:
         self.procedures: dict[str, Procedure] = {}
         self.views: dict[str, PlainView] = {}
         self.nested_groups: dict[str, Nested] = {}
+        self.plans: dict[str, Any] = {}  # of streams declared in SQL, for explain
+        self.watermarks: dict[
+            str, tuple[str, dt.timedelta | None]
+        ] = {}  # of a stream: its time column, how late rows may come
         self.triggers: list[Trigger] = []
         self.renamed: dict[tuple[str, str], str] = {}  # (kind, name) -> the name it had before
         self.sources: dict[str, Connection] = {}
@@ -171,7 +175,8 @@ class App:
         return name
 
     def view(self, name: str, sql: str) -> str:
-        """Declare a plain view over tables and earlier views, for ``engine.query`` and the SQL endpoint; returns its name.
+        """Declare a plain view over tables and earlier views, for procedures (``reads=`` may name it), ``engine.query`` and the
+        SQL endpoint; returns its name.
 
         Its query is checked here. It is computed whenever it is asked; nothing is stored.
         """
@@ -180,6 +185,29 @@ class App:
         with self.scratch.lock, self.scratch.tentatively():
             self.views[name] = declare_view(self, name, sql)
         return name
+
+    def declare(self, sql: str) -> list[str]:
+        """Declare streams, tables and views in SQL, many statements in one text; returns their names.
+
+        ``CREATE STREAM … AS SELECT`` makes a stream and the procedure that feeds it, both of that name, so the procedure can be
+        a member of :meth:`nested`. See the reference of the dialect, ``docs/reference/sql.md``.
+
+        >>> app = App("calls")
+        >>> app.declare('''
+        ...     CREATE STREAM calls (number BIGINT NOT NULL, seconds INTEGER NOT NULL) WITH (border);
+        ...     CREATE STREAM long_calls AS SELECT number, seconds / 60.0 AS minutes FROM calls WHERE seconds > 600;
+        ... ''')
+        ['calls', 'long_calls']
+        """
+        from tidegate.dataflows.sql.declaring import declare
+
+        return declare(self, sql)
+
+    def explain(self, name: str) -> str:
+        """How a stream declared in SQL is made: what it scans, what is compiled, what goes to DuckDB, what is held."""
+        if name not in self.plans:
+            raise unknown("explain", "stream declared in SQL", name, self.plans)
+        return str(self.plans[name])
 
     def _fills(self, relation: Relation) -> dict[str, Any]:
         """The values of DEFAULT. They must be constant: a row is made at the door, outside of any transaction."""
@@ -289,6 +317,8 @@ class App:
         return found
 
     def _prepare(self, statement: Any, windows_of: str | None) -> Statement:
+        if isinstance(statement, str):
+            statement = with_views(statement, self.views)
         windows = self._windows(windows_of)
         relations = {name: stream.relation for name, stream in self.streams.items()}
         relations |= {name: shapes[0] for name, shapes in windows.items()}
@@ -365,7 +395,7 @@ class App:
                     function=function,
                     inputs=ticks or (inputs.streams if isinstance(inputs, Either) else _names(inputs)),
                     outputs=_names(outputs),
-                    access=declared_access(self.tables, name, reads, writes),
+                    access=declared_access(self.tables, name, read_through(self.views, reads), writes),
                     windows=dict(windows or {}),
                     retries=retries,
                     on_failure=on_failure,

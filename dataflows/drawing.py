@@ -39,6 +39,7 @@ def describe_graph(graph: Graph) -> Described:
             "writes": [a.table for a in p.access if a.write],
             "partitions": {a.table: _named(a) for a in p.access if a.restricted},
             "windows": sorted(p.windows),
+            **({"sql": app.plans[p.name].sql} if p.name in app.plans else {}),
         }
         for p in app.procedures.values()
         if not p.internal
@@ -98,6 +99,7 @@ def _line(node: Described, group_of: dict[str, str]) -> str:
         told += [_keyed(node)] if node["key"] else []
         return str(node["name"]) + (f" ({', '.join(told)})" if told else "")
     told = [f"in {group_of[node['id']]}"] if node["id"] in group_of else []
+    told += ["SQL"] if "sql" in node else []
     told += [_access(node)] if _access(node) else []
     return f"[{node['name']}]" + (f" {'; '.join(told)}" if told else "")
 

@@ -1,4 +1,4 @@
-"""Plain views: a query under a name, for ``engine.query`` and the SQL endpoint. Nothing is stored for them.
+"""Plain views: a query under a name, for procedures, ``engine.query`` and the SQL endpoint. Nothing is stored for them.
 
 A view is checked when it is declared, against the tables and views declared before it. Where a query names it, its text takes
 the name's place, so that both see the same state.
@@ -6,16 +6,16 @@ the name's place, so that both see the same state.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import sqlglot
 from sqlglot import exp
 
 from tidegate.errors import DeclarationError, StatementError
 from tidegate.storage.sql.parameters import for_sqlglot
-from tidegate.storage.sql.parsing import parse
+from tidegate.storage.sql.parsing import Verbatim, parse
 
 if TYPE_CHECKING:
     from tidegate.dataflows.app import App
@@ -28,6 +28,7 @@ class PlainView:
     name: str
     sql: str
     columns: tuple[tuple[str, str], ...]
+    tables: tuple[str, ...] = ()  # that it reads
 
 
 def declare_view(app: App, name: str, sql: str) -> PlainView:
@@ -48,7 +49,7 @@ def declare_view(app: App, name: str, sql: str) -> PlainView:
             f"view {name} depends on time or chance ({', '.join(parsed.draws)}); give the value in the query of the view: {sql}",
             view=name,
         )
-    return PlainView(name, whole, _columns(app, name, whole))
+    return PlainView(name, whole, _columns(app, name, whole), tuple(sorted(parsed.tables)))
 
 
 def _columns(app: App, name: str, sql: str) -> tuple[tuple[str, str], ...]:
@@ -59,12 +60,20 @@ def _columns(app: App, name: str, sql: str) -> tuple[tuple[str, str], ...]:
     return columns
 
 
+def read_through(views: Mapping[str, PlainView], reads: Any) -> list[Any]:
+    """What a procedure reads: the tables behind each view that it names."""
+    found: list[Any] = []
+    for like in [reads] if isinstance(reads, str) or not isinstance(reads, Iterable) else reads:
+        found += views[like].tables if isinstance(like, str) and like in views else [like]
+    return list(dict.fromkeys(found))
+
+
 def with_views(sql: str, views: Mapping[str, PlainView]) -> str:
     """The statement with the queries of views in the place of their names."""
     if not views:
         return sql
     try:
-        tree = sqlglot.parse_one(for_sqlglot(sql), dialect="duckdb")
+        tree = sqlglot.parse_one(for_sqlglot(sql), dialect=Verbatim)
     except sqlglot.errors.SqlglotError:
         return sql  # whoever prepares it says what is wrong with it
     known = {name.lower(): view for name, view in views.items()}
@@ -73,7 +82,7 @@ def with_views(sql: str, views: Mapping[str, PlainView]) -> str:
     for table in named:
         view = known[table.name.lower()]
         alias = table.args.get("alias") or exp.TableAlias(this=exp.to_identifier(table.name, quoted=True))
-        query = sqlglot.parse_one(for_sqlglot(view.sql), dialect="duckdb")
+        query = sqlglot.parse_one(for_sqlglot(view.sql), dialect=Verbatim)
         subquery = exp.Subquery(this=query, alias=alias.copy())
         for key in ("joins", "laterals", "pivots", "sample"):
             if table.args.get(key):

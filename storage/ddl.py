@@ -94,6 +94,11 @@ class Scratch:
             raise DeclarationError(f"view {name}: {error}", view=name) from None
         return tuple(zip(found.columns, map(str, found.types), strict=True))
 
+    def forget(self, name: str) -> None:
+        """A relation that was defined is not declared after all."""
+        self.connection.execute(f"DROP TABLE IF EXISTS {quote(name)}")
+        self.relations.discard(name)
+
     def define_window(self, relation: Relation) -> None:
         """Let statements read the rows of a window, which has the columns of its stream."""
         columns = ", ".join(f"{quote(column.name)} {column.type.sql}" for column in relation.columns)

@@ -1,9 +1,10 @@
-"""Finding an app by name: ``package.module:app`` or ``path/to/file.py:app``."""
+"""Finding an app by name: ``package.module:app``, ``path/to/file.py:app`` or, declared in SQL alone, ``path/to/file.sql``."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import re
 import sys
 import traceback
 from collections.abc import Iterator
@@ -13,11 +14,14 @@ from types import ModuleType
 from typing import Any
 
 from tidegate.dataflows.app import App
+from tidegate.dataflows.sql.declaring import declare
 from tidegate.errors import TidegateError
 
 
 def load_app(where: str) -> App:
     """The app at ``where``; a part after ``:`` names it (default: ``app``). A function without parameters is called."""
+    if where.endswith(".sql"):
+        return _load_sql(Path(where))
     place, _, name = where.partition(":")
     module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
     found = getattr(module, name or "app", None)
@@ -29,6 +33,18 @@ def load_app(where: str) -> App:
         hint = f"it has {', '.join(apps)}" if apps else "it has no App"
         raise TidegateError(f"{place} has no app called {name or 'app'!r}; {hint}. Write {place}:NAME", where=where)
     return found
+
+
+def _load_sql(path: Path) -> App:
+    """The app that a text of SQL statements declares; it is called like the file."""
+    if not path.is_file():
+        raise TidegateError(
+            f"there is no file {path}; give the path of a file with CREATE STREAM statements", path=path
+        )
+    name = re.sub(r"\W", "_", path.stem)
+    app = App(name if name.isidentifier() and not name.lower().startswith("tidegate") else f"app_{name}")
+    declare(app, path.read_text(encoding="utf-8"), str(path))
+    return app
 
 
 def _load_file(path: Path) -> ModuleType:

@@ -49,6 +49,9 @@ class BaseConnection:
         """Make ``table`` readable as ``name``."""
         shown = self._shown.get(name)
         if shown is None or not (shown.table.schema is table.schema or shown.table.schema.equals(table.schema)):
+            if shown is not None:  # prepared statements would go on reading what was shown before
+                for text in [*self._prepared]:
+                    self._drop(text)
             self._shown[name] = shown = _Shown(table)
             self.cursor.register(name, shown)
         shown.table = table

@@ -23,7 +23,7 @@ from tidegate.storage.sql.parameters import Parameters, for_sqlglot, in_text_ord
 _DuckDBParser: Any = DuckDB.Parser
 
 
-class _Verbatim(DuckDB):
+class Verbatim(DuckDB):
     """DuckDB's dialect with function calls left as they are.
 
     sqlglot's own reading of them is made for translating between databases, and changes some of them
@@ -110,7 +110,7 @@ def parse(
 ) -> Parsed:
     sql, core_names, defaults = (statement, None, None) if isinstance(statement, str) else _from_core(statement)
     kind = _kind(sql, scratch.connection)
-    tree = _tree(sql)
+    tree = tree_of(sql)
     _refuse_shapes(tree, kind, sql)
     names, positional = number_parameters(tree, sql)
     if core_names is not None:
@@ -126,7 +126,7 @@ def parse(
 
 def parse_expression(text: str, sql: str) -> tuple[exp.Expression, tuple[str, ...]]:
     """A CHECK or DEFAULT expression as a tree, and its draws."""
-    tree = _tree(f"SELECT {text}")
+    tree = tree_of(f"SELECT {text}")
     draws = _replace_moments(tree, 0)
     if tree.find(exp.Query, exp.Subquery) not in (None, tree):
         raise StatementError(f"a subquery can't stand in {sql}", sql=sql)
@@ -176,9 +176,9 @@ def _kind(sql: str, connection: duckdb.DuckDBPyConnection) -> str:
     return KINDS[found]
 
 
-def _tree(sql: str) -> exp.Expression:
+def tree_of(sql: str) -> exp.Expression:
     try:
-        tree = sqlglot.parse_one(for_sqlglot(in_text_order(sql)), dialect=_Verbatim)
+        tree = sqlglot.parse_one(for_sqlglot(in_text_order(sql)), dialect=Verbatim)
     except sqlglot.errors.SqlglotError as error:
         raise StatementError(
             f"this SQL is valid for DuckDB, but tidegate can't analyse it: {error}. If a name in it is a word of SQL, too, "

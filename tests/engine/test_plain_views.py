@@ -89,10 +89,30 @@ def test_the_name_of_a_view_is_taken() -> None:
         app.table("CREATE TABLE worth (x INTEGER PRIMARY KEY)")
 
 
-def test_procedures_read_tables() -> None:
+def test_procedures_read_views_through_their_tables() -> None:
     app = shop_app()
+
+    @app.procedure(reads=["by_shop"])
+    def worth_of(txn: Any, shop: str) -> Any:
+        return txn.execute("SELECT worth FROM by_shop WHERE shop = ?", shop).scalar()
+
+    @app.procedure(writes=["stock"])
+    def put_and_see(txn: Any, shop: str) -> Any:
+        txn.upsert("stock", (shop, "cup", 2, Decimal(10)))
+        return txn.execute("SELECT worth, left(shop, -1) FROM by_shop WHERE shop = ?", shop)[0]
+
+    assert [str(access) for access in app.procedures["worth_of"].access] == ["'stock'"]
+    with tidegate.open(app) as engine:
+        engine.call("put", "north", "tea", 10)
+        assert engine.call("worth_of", "north") == Decimal("15.00")
+        assert engine.call("put_and_see", "north") == (Decimal("35.00"), "nort")
     with pytest.raises(StatementError, match="worth"):
-        app.sql("SELECT * FROM worth")
+        app.sql("INSERT INTO worth VALUES (1)")
+    with pytest.raises(DeclarationError, match="worth"):
+
+        @app.procedure(writes=["worth"])
+        def change(txn: Any) -> None:
+            pass
 
 
 def test_a_changed_view_is_a_changed_app(tmp_path: Path) -> None:

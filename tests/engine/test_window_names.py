@@ -58,3 +58,20 @@ def test_a_statement_of_no_procedure_must_be_clear() -> None:
     app = two_windows()
     with pytest.raises(StatementError, match="several procedures have a window win"):
         app.sql("SELECT count(*) FROM win")
+
+
+def test_sql_reads_the_rows_of_a_window_that_had_none_before() -> None:
+    """A statement that ran while no window fired is kept prepared; it must not go on reading the empty relation."""
+    app = App("narrow")
+    app.stream("numbers", "n INTEGER NOT NULL", border=True)
+    app.stream("sums", "n BIGINT")
+
+    @app.procedure(inputs="numbers", outputs="sums", windows={"twos": tidegate.window("numbers", time=10, on="n")})
+    def add(txn, numbers):
+        for row in txn.execute("SELECT window_number, sum(n) AS n FROM twos GROUP BY ALL"):
+            txn.emit("sums", n=row.n)
+
+    with tidegate.open(app) as engine, engine.subscribe("sums") as sums:
+        for n in range(0, 40, 2):
+            engine.push("numbers", [(n,)])
+        assert [row.n for batch in sums for row in batch] == [20, 70, 120]

@@ -16,7 +16,7 @@ from tidegate.cli.work import finish_all
 
 
 def backfill(
-    where: Annotated[str, typer.Argument(metavar="APP", help="package.module:app or file.py:app")],
+    where: Annotated[str, typer.Argument(metavar="APP", help="package.module:app, file.py:app or file.sql")],
     files: Annotated[list[str], typer.Argument(help="Parquet, CSV (with a header) or JSON files or directories.")],
     stream: Annotated[str, typer.Option(help="The border stream that the rows go to.")],
     order_by: Annotated[list[str], typer.Option(help="Feed the rows in the order of this column; may be repeated.")],

@@ -80,7 +80,7 @@ def connect(
 
 def rebuild(
     directory: Annotated[Path, typer.Argument(help="A new directory.")],
-    where: Annotated[str, typer.Option("--app", help="The app: package.module:app or file.py:app.")],
+    where: Annotated[str, typer.Option("--app", help="The app: package.module:app, file.py:app or file.sql.")],
     changes: Annotated[list[str], typer.Option("--changes", help="TABLE=DIRECTORY with the NDJSON of its changelog.")],
     as_json: Json = False,
 ) -> None:

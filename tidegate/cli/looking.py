@@ -67,8 +67,33 @@ def _live(client: Client, every_s: float) -> None:
             before = now
 
 
+def explain(
+    where: Annotated[str, typer.Argument(metavar="APP", help="file.sql, file.py:app or package.module:app")],
+    name: Annotated[str | None, typer.Argument(help="A stream declared in SQL; all, if none is named.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Say how each stream declared in SQL is made: what is compiled, what goes to DuckDB, what is held.
+
+    Example: tidegate explain flows.sql
+
+    Example: tidegate explain flows.sql top_errors
+    """
+    from tidegate.loading import load_app
+
+    app = load_app(where)
+    told = {one: app.explain(one) for one in ([name] if name is not None else app.plans)}
+    if as_json:
+        print_json(told)
+    elif told:
+        typer.echo("\n\n".join(told.values()))
+    else:
+        raise TidegateError(f"{where} declares no stream in SQL; tidegate graph draws the dataflow")
+
+
 def graph(
-    where: Annotated[str | None, typer.Argument(metavar="[APP]", help="package.module:app or file.py:app")] = None,
+    where: Annotated[
+        str | None, typer.Argument(metavar="[APP]", help="package.module:app, file.py:app or file.sql")
+    ] = None,
     url: Url = "",
     token: TokenOption = None,
     form: Annotated[str, typer.Option("--format", "-f", help="text, mermaid or svg.")] = "text",

@@ -59,7 +59,13 @@ PANELS: dict[str, dict[str, Callable[..., Any]]] = {
         **{"push": work.push, "call": work.call, "advance": timing.advance, "finish": timing.finish},
         **{"answer": questions.answer, "reask": questions.reask, "resume": halts.resume, "skip": halts.skip},
     },
-    LOOK: {"status": looking.status, "sql": sql.sql, "questions": questions.questions, "halted": halts.halted},
+    LOOK: {
+        "status": looking.status,
+        "explain": looking.explain,
+        "sql": sql.sql,
+        "questions": questions.questions,
+        "halted": halts.halted,
+    },
     KEEP: {
         **{"upgrade": upgrading.upgrade, "connect": connect.connect},
         **{"backfill": backfill.backfill, "rebuild": connect.rebuild},
@@ -340,7 +346,7 @@ def repair_directory(
 @app.command(rich_help_panel=KEEP)
 def verify(
     directory: Annotated[Path, typer.Argument(help="The engine's directory; no process may have it open.")],
-    where: Annotated[str, typer.Option("--app", help="The app: package.module:app or file.py:app.")],
+    where: Annotated[str, typer.Option("--app", help="The app: package.module:app, file.py:app or file.sql.")],
     as_json: Json = False,
 ) -> None:
     """Re-execute the whole log and compare every table, window and emitted batch. Exit code 1: different.

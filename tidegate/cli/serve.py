@@ -26,7 +26,7 @@ tokens_app = typer.Typer(help="Tokens of a server.", no_args_is_help=True)
 
 
 def serve(
-    where: Annotated[str, typer.Argument(metavar="APP", help="package.module:app or file.py:app")],
+    where: Annotated[str, typer.Argument(metavar="APP", help="package.module:app, file.py:app or file.sql")],
     data: Annotated[Path | None, typer.Option(help="Keep everything in this directory; without it, in memory.")] = None,
     host: Annotated[
         str, typer.Option(help="Address to listen on. Beyond this machine, tokens are required.")

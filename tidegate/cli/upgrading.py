@@ -24,7 +24,7 @@ _COLOURS = {"refused": "red", "dropped": "yellow", "restarted": "yellow", "refil
 
 
 def upgrade(
-    where: Annotated[str, typer.Argument(metavar="APP", help="The app: package.module:app or file.py:app.")],
+    where: Annotated[str, typer.Argument(metavar="APP", help="The app: package.module:app, file.py:app or file.sql.")],
     directory: Annotated[Path, typer.Argument(help="The engine's directory; no process may have it open.")],
     check: Annotated[bool, typer.Option("--check", help="Only say what would happen; change nothing.")] = False,
     drop: Drop = None,

@@ -26,7 +26,7 @@ Csv = Annotated[bool, typer.Option("--csv", help="The input is CSV with a header
 
 
 def run(
-    where: Annotated[str, typer.Argument(metavar="APP", help="package.module:app or file.py:app")],
+    where: Annotated[str, typer.Argument(metavar="APP", help="package.module:app, file.py:app or file.sql")],
     data: Annotated[Path | None, typer.Option(help="The engine's directory; without it, in memory.")] = None,
     stream: Annotated[str | None, typer.Option(help="The border stream that lines are rows of.")] = None,
     source: Input = "-",

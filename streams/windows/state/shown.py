@@ -47,7 +47,9 @@ def shown(relation: Relation, windows: Sequence[Extent]) -> pa.Table | tuple[()]
     rows = windows[0].to_arrow()
     if len(windows) > 1:
         rows = pa.concat_tables([rows, *(window.to_arrow() for window in windows[1:])]).combine_chunks()
-    return pa.Table.from_arrays([*labels, *rows.columns], names=relation.column_names)
+    told_types = [column.type.arrow for column in relation.columns[len(labels) :]]  # numpy's integers are wider
+    columns = [one.cast(kind) for one, kind in zip(rows.columns, told_types, strict=True)]
+    return pa.Table.from_arrays([*labels, *columns], names=relation.column_names)
 
 
 def shown_each(relation: Relation, windows: Sequence[Extent]) -> Iterator[pa.Table]:
