@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import re
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import duckdb
 
-from tidegate.errors import DeclarationError
+from tidegate.errors import DeclarationError, StatementError
 from tidegate.storage.schema import Check, Column, Index, Relation, TableSchema
 from tidegate.storage.types import column_type
 
@@ -93,6 +95,38 @@ class Scratch:
         except duckdb.Error as error:
             raise DeclarationError(f"view {name}: {error}", view=name) from None
         return tuple(zip(found.columns, map(str, found.types), strict=True))
+
+    def interval(self, text: str) -> dt.timedelta:
+        """The length of time that an expression without columns stands for; ValueError if it has none, or no fixed one."""
+        parts = (
+            f"SELECT v, datepart('month', v) + 12 * datepart('year', v) FROM (SELECT CAST(({text}) AS INTERVAL) AS v)"
+        )
+        try:
+            with self.lock:
+                found = self.connection.execute(parts).fetchone()
+        except duckdb.Error as error:
+            raise ValueError(f"{text} is no length of time ({str(error).partition(chr(10))[0]})") from None
+        if found is None or found[0] is None or found[1]:
+            raise ValueError(f"{text} has no fixed length")
+        length: dt.timedelta = found[0]
+        return length
+
+    @cached_property
+    def aggregates(self) -> frozenset[str]:
+        """The names of DuckDB's aggregates."""
+        with self.lock:
+            rows = self.connection.execute(
+                "SELECT DISTINCT lower(function_name) FROM duckdb_functions() WHERE function_type = 'aggregate'"
+            ).fetchall()
+        return frozenset(name for (name,) in rows)
+
+    def shape(self, sql: str) -> list[tuple[str, str]]:
+        """The columns that a query gives, with DuckDB's names of their types."""
+        try:
+            found = self.connection.sql(sql)
+        except duckdb.Error as error:
+            raise StatementError(str(error).partition("\n\nLINE")[0], sql=sql) from None
+        return list(zip(found.columns, map(str, found.types), strict=True))
 
     def forget(self, name: str) -> None:
         """A relation that was defined is not declared after all."""

@@ -6,7 +6,6 @@ import datetime as dt
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import duckdb
 from sqlglot import exp
 
 from tidegate.dataflows.sql.text import Piece
@@ -213,15 +212,9 @@ def _interval(app: App, node: exp.Expression) -> int | None:
     if node.find(exp.Column):
         return None
     try:
-        with app.scratch.lock:
-            row = app.scratch.connection.execute(
-                f"SELECT v, datepart('month', v) + datepart('year', v) FROM (SELECT CAST({node.sql('duckdb')} AS INTERVAL) AS v)"
-            ).fetchone()
-    except duckdb.Error:
+        return int(app.scratch.interval(node.sql("duckdb")) // dt.timedelta(microseconds=1))
+    except ValueError:
         return None
-    if row is None or row[0] is None or row[1]:
-        return None
-    return int(row[0] // dt.timedelta(microseconds=1))
 
 
 def _over_results(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from sqlglot import exp
@@ -273,19 +272,9 @@ def _watermark(app: App, tree: exp.Select, sources: Sources, joined: Any) -> tup
 # ---- without a window, and with one
 
 
-@cache
-def aggregates(app: App) -> frozenset[str]:
-    """The names of DuckDB's aggregates."""
-    with app.scratch.lock:
-        rows = app.scratch.connection.execute(
-            "SELECT DISTINCT lower(function_name) FROM duckdb_functions() WHERE function_type = 'aggregate'"
-        ).fetchall()
-    return frozenset(name for (name,) in rows)
-
-
 def calls(app: App, tree: exp.Select) -> list[exp.Anonymous]:
     """The aggregates of this SELECT, those of its subqueries left out."""
-    known = aggregates(app)
+    known = app.scratch.aggregates
     return [
         call
         for call in tree.find_all(exp.Anonymous)
@@ -476,8 +465,8 @@ def _prepared(
         try:
             for relation in windows.values():
                 app.scratch.define_window(relation)
-            found = app.scratch.connection.sql(sql)
-            names, types = list(found.columns), [str(kind) for kind in found.types]
+            shape = app.scratch.shape(sql)
+            names, types = [name for name, _ in shape], [kind for _, kind in shape]
             if "HUGEINT" in types:
                 parts = [
                     f'CAST("{n}" AS BIGINT) AS "{n}"' if kind == "HUGEINT" else f'"{n}"'
@@ -486,12 +475,7 @@ def _prepared(
                 sql = f"SELECT {', '.join(parts)} FROM ({sql}) AS whole"
                 types = ["BIGINT" if kind == "HUGEINT" else kind for kind in types]
             statement = prepare(sql, app.tables, relations, app.scratch)
-        except (TidegateError, Exception) as error:
-            if not isinstance(error, TidegateError) and type(error).__module__.partition(".")[0] not in {
-                "duckdb",
-                "_duckdb",
-            }:
-                raise
+        except TidegateError as error:
             raise _unbound(piece, error) from None
     for name in names:
         if not name.isidentifier():
@@ -511,4 +495,4 @@ def _unbound(piece: Piece, error: Exception) -> DeclarationError:
     return _refused(piece, where, message, "correct the query")
 
 
-__all__ = ["Plan", "aggregates", "calls", "plan_stream"]
+__all__ = ["Plan", "calls", "plan_stream"]

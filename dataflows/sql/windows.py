@@ -15,11 +15,8 @@ Each is replaced in the text by the name of a window, which SQL reads like a tab
 
 from __future__ import annotations
 
-import datetime as dt
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-import duckdb
 
 from tidegate.dataflows.sql.text import Piece, TokenType
 from tidegate.errors import DeclarationError, near
@@ -189,17 +186,9 @@ def length(app: App, piece: Piece, low: int, high: int) -> Any:
     if piece.says(low, "NULL") or piece.says(low, "NONE"):
         raise piece.refused(low, "a session without a timeout never ends here", SESSION_RULES)
     try:
-        with app.scratch.lock:
-            row = app.scratch.connection.execute(
-                f"SELECT v, datepart('month', v) + 12 * datepart('year', v) FROM (SELECT CAST(({told}) AS INTERVAL) AS v)"
-            ).fetchone()
-    except duckdb.Error as error:
-        told_error = str(error).partition("\n")[0]
-        raise piece.refused(low, f"{told} is no length of time ({told_error})", "write INTERVAL '1' MINUTE") from None
-    if row is None or row[0] is None or row[1]:
-        raise piece.refused(low, f"{told} has no fixed length", "write days, hours, minutes or seconds")
-    found: dt.timedelta = row[0]
-    return found
+        return app.scratch.interval(told)
+    except ValueError as error:
+        raise piece.refused(low, str(error), "write INTERVAL '1' MINUTE, in days or shorter units") from None
 
 
 # ---- CSA's brackets
