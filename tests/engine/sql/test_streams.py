@@ -235,7 +235,7 @@ def test_many_rows_go_through_duckdb_and_give_the_same() -> None:
                 engine.push("orders", rows[low : low + size])
             found.append(sorted(tuple(row) for batch in many for row in batch))
     assert found[0] == found[1]
-    assert len(found[0]) == 2_221
+    assert len(found[0]) == 2_220
 
 
 def test_a_declared_stream_is_a_member_of_a_nested_transaction() -> None:
