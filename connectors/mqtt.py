@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import threading
 import uuid
 from collections.abc import Mapping
 from typing import Any
@@ -23,6 +22,7 @@ from tidegate.connectors.shared.reading import RowReader
 from tidegate.connectors.shared.values import JsonValues, Values
 from tidegate.connectors.shared.waiting_line import WaitingLine, arrived
 from tidegate.errors import Overloaded, SourceError
+from tidegate.mutex import Flag
 from tidegate.outside.sources import Checked, Polled
 from tidegate.storage.schema import Relation
 
@@ -142,7 +142,7 @@ class MqttSource:
     def _connect(self, client: Any, topics: list[str]) -> None:
         """Returns when the broker has accepted us and our subscriptions: what is published from then on reaches us."""
         self._refused = None
-        answered = threading.Event()
+        answered = Flag()
 
         def on_connect(client: Any, _data: Any, _flags: Any, code: Any, _properties: Any) -> None:
             self._refused = str(code) if code.is_failure else None

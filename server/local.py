@@ -21,6 +21,7 @@ import pyarrow as pa
 from tidegate.engine.engine import Engine
 from tidegate.errors import QueryFailed, QueryRefused, TidegateError
 from tidegate.guard.door import room_for
+from tidegate.mutex import Flag
 from tidegate.server.app import make_app
 from tidegate.server.protocol import BoundedServer
 from tidegate.server.settings import Settings
@@ -85,7 +86,7 @@ class _ThreadServer(BoundedServer):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.ready = threading.Event()
+        self.ready = Flag()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

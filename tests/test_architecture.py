@@ -263,6 +263,12 @@ def test_a_module_knows_few_others() -> None:
     assert all(known[module] > FAN_OUT for module in WIDER), "needs no exception any more"
 
 
+def test_events_can_be_interrupted() -> None:
+    """``threading.Event`` hangs for good after an exception at the wrong instruction; ``mutex.Flag`` does not."""
+    users = [path.relative_to(ROOT) for path in FILES if "threading.Event(" in path.read_text()]
+    assert not [path for path in users if path.parts[:2] != ("tidegate", "testing")]
+
+
 def test_nothing_is_called_utils() -> None:
     vague = {"utils", "util", "common", "helpers", "helper", "misc", "manager"}
     assert not {path for path in FILES if path.stem in vague}

@@ -13,6 +13,7 @@ call, a lock taken out of order raises :class:`OutOfOrder`, whether or not anoth
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from enum import IntEnum
 from functools import wraps
@@ -75,6 +76,48 @@ def outside_locks(function: Callable[P, R], rank: Rank) -> Callable[P, R]:
         return function(*arguments, **named)
 
     return checked
+
+
+class Flag:
+    """An event for other threads, which stays usable if an exception from outside comes in the middle of setting it.
+
+    (``threading.Event`` takes a lock in Python. Ctrl-C between taking and keeping it leaves it locked, and whoever sets or
+    waits next hangs. Here everything is a single call into C, and what was interrupted can be done again.)
+    """
+
+    __slots__ = ("_set", "_waiting")
+
+    def __init__(self) -> None:
+        self._set = False
+        self._waiting: deque[Any] = (
+            deque()
+        )  # a lock for each thread that waits, which that thread holds until it is woken
+
+    def is_set(self) -> bool:
+        return self._set
+
+    def set(self) -> None:
+        self._set = True
+        for waiting in tuple(self._waiting):
+            try:
+                waiting.release()
+            except RuntimeError:  # it has been woken before
+                pass
+
+    def clear(self) -> None:
+        self._set = False
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Return when it is set, or when the time is over; says whether it was set."""
+        if self._set:
+            return True
+        woken = threading.Lock()
+        woken.acquire()
+        self._waiting.append(woken)
+        try:
+            return self._set or woken.acquire(timeout=-1 if timeout_s is None else max(timeout_s, 0.0))
+        finally:
+            self._waiting.remove(woken)
 
 
 class _Watched:

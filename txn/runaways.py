@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from weakref import ref
 
 from tidegate.clock import SystemClock
+from tidegate.mutex import Flag
 from tidegate.txn.positions import describe
 from tidegate.txn.watchdog import INSIST, POLL_S, Expired, drop_pending
 
@@ -140,7 +141,7 @@ class Lookout:
         self._runtime = runtime
         self._clock = SystemClock()  # real time, whatever the clock of the engine: procedures take real time
         self._stops: list[Stop] = []
-        self._closed = threading.Event()
+        self._closed = Flag()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -207,7 +208,7 @@ class Lookout:
             )
 
 
-def _watch(found: ref[Lookout], closed: threading.Event, pause_s: float) -> None:
+def _watch(found: ref[Lookout], closed: Flag, pause_s: float) -> None:
     """What the thread does. It holds on to nothing: an engine that is dropped without being closed can be collected."""
     while not closed.wait(pause_s):
         lookout = found()

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
-from tidegate.mutex import Rank, mutex
+from tidegate.mutex import Flag, Rank, mutex
 
 if TYPE_CHECKING:
     from tidegate.txn.ticket import Ticket
@@ -42,7 +42,7 @@ class Teller:
         caller = self._caller
         if caller is None or caller.thread is threading.current_thread():
             return
-        reached = threading.Event()
+        reached = Flag()
         self._put(reached.set)
         if not reached.wait(PATIENCE_S):
             log.warning("a ticket callback has been running for %g s; closing waits for it", PATIENCE_S)

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from tidegate.errors import TidegateError
+from tidegate.mutex import Flag
 from tidegate.txn.teller import Teller
 
 log = logging.getLogger("tidegate")
@@ -43,7 +44,7 @@ class Ticket(msgspec.Struct, eq=False):
     """
 
     _teller: Teller
-    _event: threading.Event | None = None
+    _event: Flag | None = None
     _listeners: list[Callable[[Ticket], None]] | None = None
     ids: tuple[int, ...] = ()
     duplicate: bool = False
@@ -88,11 +89,11 @@ class Ticket(msgspec.Struct, eq=False):
         if self.done or self.stopped:  # checked after registering: whoever finishes it now sees the listener
             self._tell()
 
-    def event(self) -> threading.Event:
+    def event(self) -> Flag:
         """Set when done or stopped by an error; for waiting in another thread."""
         with _registering:
             if self._event is None:
-                self._event = threading.Event()
+                self._event = Flag()
         if self.done or self.stopped:
             self._event.set()
         return self._event

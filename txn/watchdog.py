@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any
 
+from tidegate.mutex import Flag
 from tidegate.storage.database import Database
 
 POLL_S = 0.01  # an interrupt misses a query that has not quite begun, so it is repeated while one may run
@@ -50,7 +51,7 @@ class Watch:
         self._lock = (
             threading.Lock()
         )  # a plain one: Expired may be raised at any instruction of a lock written in Python
-        self._released = threading.Event()
+        self._released = Flag()
         self._deadline_s = deadline_s
 
     def start(self) -> None:

@@ -25,6 +25,7 @@ from tidegate.connectors.http.listening import BoundedServer, Door, Handler, say
 from tidegate.connectors.shared.reading import RowReader
 from tidegate.connectors.shared.waiting_line import Arrived, WaitingLine, arrived
 from tidegate.errors import NotAllowed, Overloaded, ServerError, SourceError
+from tidegate.mutex import Flag
 from tidegate.outside.sources import Checked, Polled
 from tidegate.storage.schema import Relation
 
@@ -110,7 +111,7 @@ class _Pushed:
 
     def _accept(self, body: bytes) -> Callable[[], tuple[int, dict[str, Any]]]:
         """Queue a message. Returns a function that waits until it is on disk and gives HTTP status and answer."""
-        stored = threading.Event()
+        stored = Flag()
         entry = self._entry(body, stored.set)
         self._line.put(entry)
 

@@ -14,7 +14,6 @@ Independent of Spark itself: values in, decisions out. Only :class:`Patience` wa
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from typing import Any, TypeVar
 from tidegate.client import Client
 from tidegate.engine.engine import Engine
 from tidegate.errors import BatchError, DiskFull, EngineClosed, Overloaded, ServerError
+from tidegate.mutex import Flag
 
 T = TypeVar("T")
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 1.0
@@ -77,7 +77,7 @@ class Patience:
 
     def __init__(self, timeout_s: float | None = None) -> None:
         self._timeout_s = timeout_s
-        self._stop = threading.Event()
+        self._stop = Flag()
         self.waited_s = 0.0
 
     def stop(self) -> None:

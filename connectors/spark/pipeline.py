@@ -17,7 +17,6 @@ process; with a served one pass its URL. See :mod:`tidegate.connectors.spark.sou
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +26,7 @@ from tidegate.client import Client
 from tidegate.connectors.spark.cursor import Patience, make_step, next_step
 from tidegate.engine.engine import Engine
 from tidegate.errors import TidegateError, unknown
+from tidegate.mutex import Flag
 from tidegate.storage.schema import Relation
 from tidegate.wire import read_relation
 
@@ -95,7 +95,7 @@ class Pipeline:
         self._engine = engine
         self._new_checkpoint = new_checkpoint
         self._patience = Patience(timeout_s)
-        self._begun = threading.Event()
+        self._begun = Flag()
 
     @property
     def waited_s(self) -> float:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tidegate.errors import SparkUnavailable
+from tidegate.mutex import Flag
 from tidegate.streams.spark.java import Java, flags
 
 STARTED_WITHIN_S = 90.0
@@ -80,7 +81,7 @@ def spark_home() -> Path:
 
 def _address(process: subprocess.Popen[bytes], told: Path, java: Java) -> tuple[int, str]:
     """Port and secret, which the JVM writes into a file atomically when it is ready."""
-    pause = threading.Event()
+    pause = Flag()
     for _ in range(int(STARTED_WITHIN_S / 0.02)):
         if told.exists():
             break

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import re
 import socket
-import threading
 
 from tidegate.clock import SystemClock
 from tidegate.errors import SparkUnavailable
+from tidegate.mutex import Flag
 
 ANSWERS_WITHIN_S = 10.0  # for a master that may have just been started
 
@@ -33,7 +33,7 @@ def check_answers(master: str, within_s: float = ANSWERS_WITHIN_S) -> None:
     found = re.fullmatch(r"spark://(.+)", master)
     if found is None:
         return
-    clock, pause = SystemClock(), threading.Event()
+    clock, pause = SystemClock(), Flag()
     until = clock.monotonic() + within_s
     while True:
         tried = [_silence(address, within_s) for address in found[1].split(",")]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,6 +13,7 @@ from rich.table import Table
 
 from tidegate.cli.printing import Json, TokenOption, console, print_json, told
 from tidegate.errors import TidegateError
+from tidegate.mutex import Flag
 
 LOOK_S = 0.1
 
@@ -48,8 +48,8 @@ def connect(
     if check:
         _show(runner.check(setup, token), as_json)
         return
-    stop = threading.Event()
-    started = threading.Event()
+    stop = Flag()
+    started = Flag()
 
     def told_to_stop(*_: Any) -> None:
         if stop.is_set() or not started.is_set():  # nothing is under way yet, or it takes too long to finish

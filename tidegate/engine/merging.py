@@ -14,7 +14,7 @@ from tidegate.engine.checkpoint import facts_in_memory, saved_state
 from tidegate.engine.pages import LargePages
 from tidegate.engine.system_views import Merge
 from tidegate.errors import BaseDamaged, DiskFull, EngineClosed, LogError, LogFailed, Overloaded, text_of
-from tidegate.mutex import Rank, mutex
+from tidegate.mutex import Flag, Rank, mutex
 
 if TYPE_CHECKING:
     from tidegate.engine.engine import Engine
@@ -44,9 +44,9 @@ class Merger:
         self._one_at_a_time = mutex(Rank.MERGING)
         self._acceptance = engine.acceptance
         self._looked_at = engine.sequence
-        self._wanted = threading.Event()
+        self._wanted = Flag()
         self._closing = self._ended = False
-        self._ending = threading.Event()
+        self._ending = Flag()
         self.failed: Exception | None = None  # why the last merge in the background did not succeed
         self.tries = 0  # failures in a row
         self.failing_since: dt.datetime | None = None

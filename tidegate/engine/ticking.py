@@ -13,6 +13,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from tidegate.errors import EngineClosed
+from tidegate.mutex import Flag
 from tidegate.txn.entries import Advance, Rows
 from tidegate.txn.log.record import from_us, to_us
 from tidegate.txn.ticket import Ticket
@@ -129,7 +130,7 @@ class Ticker:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._ended = threading.Event()
+        self._ended = Flag()
         self._thread = threading.Thread(target=self._run, name="tidegate-ticker", daemon=True)
         self._thread.start()
 

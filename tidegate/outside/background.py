@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 
 from tidegate.errors import EngineClosed, TidegateError
+from tidegate.mutex import Flag
 
 log = logging.getLogger("tidegate")
 
@@ -14,7 +15,7 @@ FIRST_PAUSE_S = 0.1  # after a failure; doubled with every further one
 LONGEST_PAUSE_S = 30.0
 
 
-def repeat(step: Callable[[], bool], stop: threading.Event, passing: tuple[type[Exception], ...]) -> None:
+def repeat(step: Callable[[], bool], stop: Flag, passing: tuple[type[Exception], ...]) -> None:
     """Call ``step`` until it returns False, ``stop`` is set or the engine has closed.
 
     After an error of ``passing`` it pauses, 0.1 s, doubled each time up to 30 s, and continues; a ``fatal`` one ends

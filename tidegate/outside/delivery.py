@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Protocol
 from tidegate.crashpoints import crash_point
 from tidegate.errors import DiskFull, EngineClosed, ServerError, SinkError, SinkRefused, TidegateError, text_of
 from tidegate.forking import own
+from tidegate.mutex import Flag
 from tidegate.outside.background import in_background, repeat
 from tidegate.outside.feedback import check_acyclic, check_ordered
 from tidegate.storage.schema import Relation
@@ -116,7 +117,7 @@ class Delivery:
         self._sending_now = sending
         self._subscription = subscription
         self._sending = threading.Condition()  # one sends at a time; notified after every attempt
-        self._stop = threading.Event()
+        self._stop = Flag()
         self._stopped = False
         self._thread: threading.Thread | None = None
         self._unopened: tuple[str, Relation] | None = None  # as what the sink has to be opened before it is sent to

@@ -35,6 +35,7 @@ from tidegate.errors import (
     text_of,
 )
 from tidegate.forking import own
+from tidegate.mutex import Flag
 from tidegate.outside.background import in_background, repeat
 from tidegate.outside.destinations import Destination, destination_of
 from tidegate.outside.rejects import REJECTED, rejected_row
@@ -86,7 +87,7 @@ class Ingestion:
         self._polled: Polled | None = None  # read, not accepted yet
         self._offset: Any = None  # of what was accepted last
         self._reading = threading.Condition()  # one reads at a time; notified after every attempt
-        self._stop = threading.Event()
+        self._stop = Flag()
         self._thread: threading.Thread | None = None
 
     def __repr__(self) -> str:

@@ -6,7 +6,6 @@ import asyncio
 import os
 import socket
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from tidegate.errors import QueryFailed, QueryRefused, TidegateError
 from tidegate.forking import own
 from tidegate.guard.addresses import is_loopback
 from tidegate.guard.private import check_secret
+from tidegate.mutex import Flag
 from tidegate.replica.frames import Frame, Kind, from_ipc, pack, read_frame, receive, schema_from_ipc, values_to_ipc
 from tidegate.replica.limits import Limits
 from tidegate.replica.supervisor import Supervisor
@@ -267,7 +267,7 @@ class ReplicaProcess:
 
     def wait_for(self, position: int, timeout_s: float = 30.0) -> bool:
         """Wait until the replica shows ``position`` (for instance ``engine.sequence``); False when it takes too long."""
-        waiting = threading.Event()
+        waiting = Flag()
         deadline = time.monotonic() + timeout_s
         while True:
             try:

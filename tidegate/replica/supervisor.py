@@ -21,6 +21,7 @@ from contextlib import closing
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from tidegate.mutex import Flag
 from tidegate.replica.feed import Feed, described, view_frames
 from tidegate.replica.frames import Kind, pack, receive
 from tidegate.replica.limits import Limits
@@ -75,8 +76,8 @@ class Child:
         )
         theirs.close()
         self.started_at = self.heard_at = time.monotonic()
-        self.ready = threading.Event()
-        self.farewell = threading.Event()
+        self.ready = Flag()
+        self.farewell = Flag()
         self.alive: dict[str, Any] = {}
         self._wanted: deque[tuple[int, list[str]]] = deque()
         self._awoken: deque[tuple[int, int]] = deque()
@@ -225,7 +226,7 @@ class Supervisor:
         self._limits = limits
         self._configured = {**described(engine), "limits": asdict(limits), **configured}
         self._listeners = listeners
-        self._stopping = threading.Event()
+        self._stopping = Flag()
         self._thread: threading.Thread | None = None
         self._changed = threading.Condition()
         self.feed = Feed(engine)

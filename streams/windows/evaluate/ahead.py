@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice, takewhile
 from typing import Any
 
+from tidegate.mutex import Flag
 from tidegate.streams.windows.evaluate.foresight import Answered, Chain, Coming, Depth, Step, evaluate
 from tidegate.streams.windows.evaluate.gauge import Gauge
 from tidegate.streams.windows.evaluate.local import THREADS_PAY_S
@@ -34,7 +35,7 @@ class Group:
 
     def __init__(self, steps: list[Step]) -> None:
         self.steps = steps
-        self.done = threading.Event()
+        self.done = Flag()
 
 
 class LookAhead:
