@@ -116,7 +116,10 @@ class Delivery:
         self._check_open = check_open
         self._sending_now = sending
         self._subscription = subscription
-        self._sending = threading.Condition()  # one sends at a time; notified after every attempt
+        self._one_sends = (
+            threading.RLock()
+        )  # taken itself: a condition takes it in Python, where Ctrl-C could leave it locked
+        self._sending = threading.Condition(self._one_sends)  # one sends at a time; notified after every attempt
         self._stop = Flag()
         self._stopped = False
         self._thread: threading.Thread | None = None
@@ -173,13 +176,13 @@ class Delivery:
 
     def drain(self, timeout_s: float | None = None) -> bool:
         """Wait until the background has delivered everything; False when ``timeout_s`` was not enough."""
-        with self._sending:
+        with self._one_sends:
             return self._sending.wait_for(lambda: not len(self) or not self.at_work, timeout_s) and not len(self)
 
     def _send_some(self, limit: int) -> int:
         """Take, send, acknowledge: the whole protocol."""
         batches: list[Batch] = []
-        with self._sending:
+        with self._one_sends:
             if self._stop.is_set():
                 raise EngineClosed(
                     f"delivery {self.name} is closed; waiting batches are delivered when the engine is next opened"
@@ -259,7 +262,7 @@ class Delivery:
         self._thread = in_background("delivery", self.name, self.run, self._ended)
 
     def _ended(self, error: Exception | None) -> None:
-        with self._sending:
+        with self._one_sends:
             if error is not None:
                 self.error, self._stopped = error, True
             self._sending.notify_all()
@@ -270,7 +273,7 @@ class Delivery:
         self._subscription.interrupt()
         if self._thread is not None:
             self._thread.join()
-        with self._sending:
+        with self._one_sends:
             self._sending.notify_all()
             try:
                 self.sink.close()

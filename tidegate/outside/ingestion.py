@@ -86,7 +86,10 @@ class Ingestion:
         self._opened = False
         self._polled: Polled | None = None  # read, not accepted yet
         self._offset: Any = None  # of what was accepted last
-        self._reading = threading.Condition()  # one reads at a time; notified after every attempt
+        self._one_reads = (
+            threading.RLock()
+        )  # taken itself: a condition takes it in Python, where Ctrl-C could leave it locked
+        self._reading = threading.Condition(self._one_reads)  # one reads at a time; notified after every attempt
         self._stop = Flag()
         self._thread: threading.Thread | None = None
 
@@ -146,7 +149,7 @@ class Ingestion:
         """
         count = 0
         while not self.finished:
-            with self._reading:
+            with self._one_reads:
                 taken = self._take(timeout_s if not count else 0.0)
             if taken is None:
                 break
@@ -158,14 +161,14 @@ class Ingestion:
         repeat(self._step, self._stop, (SourceError, ServerError, BatchError, Overloaded, DiskFull))
 
     def _step(self) -> bool:
-        with self._reading:
+        with self._one_reads:
             self._take(POLL_S)
             self._reading.notify_all()
         return not self.finished
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until the background has taken all of a finite source; False when ``timeout_s`` was not enough."""
-        with self._reading:
+        with self._one_reads:
             self._reading.wait_for(lambda: not self.at_work, timeout_s)
         return self.finished
 
@@ -277,7 +280,7 @@ class Ingestion:
         self._thread = in_background("ingestion", self.name, self.run, self._ended)
 
     def _ended(self, error: Exception | None) -> None:
-        with self._reading:
+        with self._one_reads:
             if error is not None:
                 self.error = error
                 self.error.fatal = True  # type: ignore[attr-defined]
@@ -290,7 +293,7 @@ class Ingestion:
             if hasattr(self.source, "interrupt"):
                 self.source.interrupt()
             self._thread.join()
-        with self._reading:
+        with self._one_reads:
             if self._opened:
                 self._opened = False
                 self.source.close()

@@ -148,7 +148,7 @@ class Lines:
         # sends SIGINT when a key is looked up; a lookup is not a call, after which Python would check for signals here
         self._signal: defaultdict[Moment, None] = defaultdict(_thread.interrupt_main)
         self._wanted: dict[CodeType, bool] = {}
-        self._exits: dict[CodeType, set[int]] = {}
+        self._quiet: dict[CodeType, set[int]] = {}
 
     def __enter__(self) -> Lines:
         self._before = sys.gettrace()
@@ -166,7 +166,7 @@ class Lines:
         return self._line if wanted else None
 
     def _line(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if event != "line" or self._is_exit(frame):
+        if event != "line" or self._is_quiet(frame):
             return self._line
         code = frame.f_code
         place = (code.co_filename, code.co_qualname, frame.f_lineno)
@@ -185,20 +185,23 @@ class Lines:
         """The first, the last and a middle pass of every line that was run."""
         return [(place, number) for place, n in self.passed.items() for number in sorted({0, n // 2, n - 1})]
 
-    def _is_exit(self, frame: FrameType) -> bool:
-        """Is a ``with`` block about to end? A line is traced there, but nothing can be raised before the lock is released."""
+    def _is_quiet(self, frame: FrameType) -> bool:
+        """Is a ``with`` block about to end, or a ``try`` to begin? A line is traced there, but nothing can be raised: not before
+        the lock is released, and not by an instruction that does nothing.
+        """
         code = frame.f_code
-        exits = self._exits.get(code)
+        exits = self._quiet.get(code)
         if exits is None:
-            exits = self._exits[code] = _ends_of_with(code)
+            exits = self._quiet[code] = _quiet_places(code)
         return frame.f_lasti in exits
 
 
-def _ends_of_with(code: CodeType) -> set[int]:
-    """Where ``__exit__(None, None, None)`` begins."""
+def _quiet_places(code: CodeType) -> set[int]:
+    """Where ``__exit__(None, None, None)`` begins; and where nothing is done, as at ``try:``."""
     steps = [step for step in dis.get_instructions(code) if step.opname not in ("CACHE", "NOP")]
+    idle = {step.offset for step in dis.get_instructions(code) if step.opname == "NOP"}
     nothing = [step.opname in ("LOAD_CONST", "RETURN_CONST") and step.argval is None for step in steps]
-    return {
+    return idle | {
         step.offset
         for i, step in enumerate(steps)
         if all(nothing[i : i + 3]) and any(s.opname == "CALL" and s.arg == 2 for s in steps[i + 3 : i + 6])
