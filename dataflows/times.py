@@ -20,7 +20,15 @@ if TYPE_CHECKING:
 
 Axis = Literal["time", "number", "arrival"]  # TIMESTAMP or DATE; an integer column; when batches were accepted
 
-KINDS = ("time", "landmark", "session", "slide_by_tuple", "slide_by_time", "join")  # it is known what they hold back
+KINDS = (
+    "time",
+    "landmark",
+    "session",
+    "slide_by_tuple",
+    "slide_by_time",
+    "join",
+    "pattern",
+)  # it is known what they hold back
 
 
 class InTime:

@@ -12,7 +12,9 @@ from tidegate.storage.sql.statements import Statement
 from tidegate.streams.windows import WindowSpec, result_relation
 from tidegate.streams.windows.declare.checks import check_columns
 from tidegate.streams.windows.declare.joins import JoinSpec, check_join
-from tidegate.streams.windows.declare.patterns import check as check_pattern
+from tidegate.streams.windows.declare.patterns import check as check_farm
+from tidegate.streams.windows.patterns.declare import PatternSpec
+from tidegate.streams.windows.patterns.plan import PatternPlan
 
 if TYPE_CHECKING:
     from tidegate.dataflows.app import App
@@ -183,9 +185,9 @@ def _check_arguments(procedure: Procedure, access: TableAccess) -> None:
 
 def check_windows(app: App, procedure: Procedure) -> None:
     for name, spec in procedure.windows.items():
-        if not isinstance(spec, (WindowSpec, JoinSpec)):
+        if not isinstance(spec, (WindowSpec, JoinSpec, PatternSpec)):
             raise DeclarationError(
-                f"procedure {procedure.name}: window {name!r} must be tidegate.window(…) or tidegate.join(…), got {spec!r}",
+                f"procedure {procedure.name}: window {name!r} must be tidegate.window(…), join(…) or pattern(…), got {spec!r}",
                 procedure=procedure.name,
             )
         for stream in spec.streams:
@@ -206,12 +208,27 @@ def check_windows(app: App, procedure: Procedure) -> None:
             left, right = (app.streams[stream].relation for stream in spec.streams)
             check_join(spec, left, right, f"procedure {procedure.name}: join {name}")
             continue
+        if isinstance(spec, PatternSpec):
+            check_pattern(app, procedure, name, spec)
+            continue
         relation = app.streams[spec.stream].relation
         check_columns(spec, relation, f"procedure {procedure.name}: window {name}")
         if spec.compute is not None:
             result_relation(spec, relation, name)
             if spec.pattern is not None:
-                check_pattern(spec.pattern, spec, spec.compute, keyed=app.streams[spec.stream].key is not None)
+                check_farm(spec.pattern, spec, spec.compute, keyed=app.streams[spec.stream].key is not None)
+
+
+def check_pattern(app: App, procedure: Procedure, name: str, spec: PatternSpec) -> None:
+    """It fits its streams, and a batch of one of them is enough to go on."""
+    what = f"procedure {procedure.name}: pattern {name}"
+    if len(spec.streams) > 1 and not procedure.either:
+        raise DeclarationError(
+            f"{what} is over {len(spec.streams)} streams, so it takes in their rows as they come; declare the procedure with "
+            f"inputs=either({', '.join(map(repr, procedure.inputs))})",
+            procedure=procedure.name,
+        )
+    PatternPlan(spec, {stream: app.streams[stream].relation for stream in spec.streams}, what)
 
 
 def check_signature(_: App, procedure: Procedure) -> None:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from tidegate.streams.batch import Batch
     from tidegate.streams.windows import window
     from tidegate.streams.windows.declare.joins import join
+    from tidegate.streams.windows.patterns.declare import pattern
     from tidegate.txn.ticket import Ticket
     from tidegate.txn.transaction import Transaction
 
@@ -60,6 +61,7 @@ __all__ = [
     "join",
     "open",
     "partition",
+    "pattern",
     "window",
 ]
 
@@ -88,6 +90,7 @@ _HOMES = {
     "join": "tidegate.streams.windows.declare.joins",
     "open": "tidegate.engine.engine",
     "partition": "tidegate.dataflows.definitions",
+    "pattern": "tidegate.streams.windows.patterns.declare",
     "window": "tidegate.streams.windows",
 }
 

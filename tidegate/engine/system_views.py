@@ -16,7 +16,6 @@ from tidegate.storage.schema import Column, Relation
 from tidegate.storage.types import column_type
 from tidegate.streams.watermarks import END
 from tidegate.streams.windows import WindowState
-from tidegate.streams.windows.state.join_state import JoinState
 from tidegate.txn.execution import Execution, Why
 from tidegate.txn.log.record import from_us
 from tidegate.txn.positions import describe
@@ -165,7 +164,7 @@ def _windows(engine: Engine) -> Iterable[tuple[Any, ...]]:
 def _late_rows(engine: Engine) -> Iterable[tuple[Any, ...]]:
     for procedure, name, state, key in _states(engine):
         for row in state.late_rows:
-            stream, row = row if isinstance(state, JoinState) else (state.spec.stream, row)
+            stream, row = row if len(state.spec.streams) > 1 else (state.spec.stream, row)
             yield procedure, name, stream, _text(key), json.dumps(to_json(tuple(row)))
 
 

@@ -1,4 +1,4 @@
-"""What declared windows and joins have in common: what they read, hold and show."""
+"""What declared windows, joins and patterns have in common: what they read, hold and show."""
 
 from __future__ import annotations
 
@@ -9,15 +9,20 @@ from tidegate.storage.schema import Relation
 from tidegate.streams.windows import WindowSpec, WindowState, open_state, result_relation
 from tidegate.streams.windows.declare.joins import JoinSpec, Output
 from tidegate.streams.windows.evaluate.plan import Plan
+from tidegate.streams.windows.patterns.declare import PatternSpec
+from tidegate.streams.windows.patterns.plan import PatternPlan
+from tidegate.streams.windows.patterns.state import PatternState
 from tidegate.streams.windows.state.join_state import JoinState
 
-Declared = WindowSpec | JoinSpec
+Declared = WindowSpec | JoinSpec | PatternSpec
 
 
 def open_window(spec: Declared, relations: Mapping[str, Relation], plan: Plan | None = None) -> WindowState:
     """Its state, empty. ``relations``: the columns of its streams, by name."""
     if isinstance(spec, JoinSpec):
         return JoinState(spec, relations[spec.left], relations[spec.right])
+    if isinstance(spec, PatternSpec):
+        return PatternState(spec, relations)
     return open_state(spec, relations[spec.stream], plan)
 
 
@@ -38,11 +43,13 @@ def opener(
 
 def restartable(spec: Declared) -> bool:
     """Can it be told which of its windows is the first whole one when it begins in the middle of its stream?"""
-    return spec.kind in ("count", "batches", "time", "session", "landmark", "slide_by_tuple")
+    return spec.kind in ("count", "batches", "time", "session", "landmark", "slide_by_tuple", "pattern")
 
 
 def window_relation(spec: Declared, relations: Mapping[str, Relation], name: str) -> Relation:
     """What SQL reads under its name."""
     if isinstance(spec, JoinSpec):
         return Relation(name, Output(spec, relations[spec.left], relations[spec.right]).relation.columns)
+    if isinstance(spec, PatternSpec):
+        return Relation(name, PatternPlan(spec, relations).results.columns)
     return result_relation(spec, relations[spec.stream], name)

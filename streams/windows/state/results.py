@@ -20,6 +20,7 @@ from tidegate.streams.windows.state.shown import label_columns, shown, shown_eac
 
 if TYPE_CHECKING:
     from tidegate.streams.windows.declare.joins import JoinSpec
+    from tidegate.streams.windows.patterns.declare import PatternSpec
 
 
 class Results:
@@ -149,7 +150,7 @@ class WindowState(Protocol):
     """The state of one window (of one stream key): what execution *i* leaves to execution *i + 1*."""
 
     @property
-    def spec(self) -> WindowSpec | JoinSpec: ...
+    def spec(self) -> WindowSpec | JoinSpec | PatternSpec: ...
 
     @property
     def fired(self) -> int:

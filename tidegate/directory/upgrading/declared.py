@@ -8,6 +8,7 @@ from tidegate.dataflows.definitions import Stream
 from tidegate.dataflows.graph import Graph
 from tidegate.storage.schema import TableSchema
 from tidegate.streams.windows.declare.declared import Declared
+from tidegate.streams.windows.patterns.declare import PatternSpec
 
 
 def declared_facts(graph: Graph) -> dict[str, Any]:
@@ -50,6 +51,8 @@ def stream_facts(stream: Stream, graph: Graph) -> dict[str, Any]:
 def window_facts(spec: Declared, graph: Graph) -> dict[str, Any]:
     """``holds``: what the form of its state depends on. ``axis``: the time that decides what is in a window."""
     holds = str(spec) if spec.compute is None else f"{spec} computing {spec.compute!r}"
+    if isinstance(spec, PatternSpec):
+        holds = f"{spec} defining {spec.defined}"
     source = getattr(spec, "source", None)
     if source is not None:
         holds += f" source {source}"
