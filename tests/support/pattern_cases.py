@@ -111,7 +111,10 @@ def random_text(rng: random.Random) -> str:
     parts = [repeated(name) for name in names]
     if len(parts) > 2 and rng.random() < 0.5:
         operator = rng.choice(["SEQ", "AND", "OR", ""])
-        parts[-2:] = [f"{operator}({parts[-2]}, {parts[-1]}){rng.choice(['', '', '?', '+'])}"]
+        times = rng.choice(["", "", "?", "+"])
+        if times == "+":
+            parts[-2:] = names[-2:]  # else the definition would take for ever
+        parts[-2:] = [f"{operator}({parts[-2]}, {parts[-1]}){times}"]
     elif len(parts) == 2 and rng.random() < 0.3:
         return f"{rng.choice(['AND', 'OR'])}({', '.join(names)})"
     found = [parts[0]]

@@ -23,6 +23,7 @@ from tidegate.testing.simulation.ahead import with_look_ahead
 from tidegate.testing.simulation.apps import build, random_app
 from tidegate.testing.simulation.eithers import with_eithers
 from tidegate.testing.simulation.partitions import with_partitions
+from tidegate.testing.simulation.patterns import with_patterns
 from tidegate.testing.simulation.rekeying import with_rekeying
 from tidegate.testing.simulation.specs import KEYS, AppSpec, FlowSpec, Simulated
 from tidegate.testing.simulation.timers import with_timers
@@ -98,6 +99,7 @@ def make_case(seed: int) -> Case:
     spec = with_eithers(seed, random_app(rng, world()), world())
     spec = with_partitions(seed, spec, world())
     spec = with_time(seed, spec, world())
+    spec = with_patterns(seed, spec, world())
     spec = with_rekeying(seed, spec, world())
     spec, ahead = with_look_ahead(seed, spec, world())
     spec = with_timers(seed, spec)

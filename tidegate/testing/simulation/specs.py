@@ -13,8 +13,7 @@ from typing import Any
 
 from tidegate.dataflows.app import App
 from tidegate.dataflows.definitions import OnFailure
-from tidegate.streams.windows import WindowSpec
-from tidegate.streams.windows.declare.joins import JoinSpec
+from tidegate.streams.windows.declare.declared import Declared
 
 KEYS = 3  # values of k
 IDS = 4  # values of id
@@ -54,7 +53,7 @@ class ProcedureSpec:
     outputs: tuple[str, ...] = ()
     access: tuple[Access, ...] = ()
     ops: tuple[Op, ...] = ()
-    window: WindowSpec | JoinSpec | None = None
+    window: Declared | None = None
     retries: int = 0
     on_failure: OnFailure = "dead_letter"
     either: bool = False

@@ -6,6 +6,7 @@ from typing import Any
 from zlib import crc32
 
 from tidegate.errors import AccessError, ConstraintError
+from tidegate.streams.windows.patterns.matches import PatternSlide
 from tidegate.streams.windows.state.tuples import TupleSlide
 from tidegate.testing.simulation.specs import COLUMN, IDS, KEYS, TAGS, Access, Op, ProcedureSpec, Rows, Simulated
 from tidegate.testing.simulation.world import EXPIRING, PARTITIONED, SIDES
@@ -168,7 +169,10 @@ class Work:
 
     def do_window(self, op: Op) -> None:
         slide = self.txn.window("win")
-        if slide.results is not None:
+        if isinstance(slide, PatternSlide):
+            told = [[tuple(row) for row in one.rows] for one in (*slide.matches, *slide.timed_out)]
+            self.fold((told, [tuple(row) for row in slide.results or ()]))
+        elif slide.results is not None:
             self.fold([tuple(row) for row in slide.results])
         elif isinstance(slide, TupleSlide):
             extents = [[tuple(row) for row in slide.extent(number)] for number in slide.fired]
