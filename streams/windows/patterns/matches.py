@@ -60,23 +60,39 @@ class Match:
 class PatternSlide(Slide):
     """One execution's view of a pattern: ``matches`` and their ``results``, and partial matches that ``timed_out``."""
 
-    __slots__ = ("_several", "matches", "timed_out")
+    __slots__ = ("_first", "_found", "_matches", "_over", "_plan", "_several")
 
     def __init__(
         self,
         added: Any,
-        matches: Sequence[Match],
-        timed_out: Sequence[Match],
+        plan: PatternPlan,
+        found: Sequence[Node],
+        first: int,
+        over: Sequence[Node],
         results: ResultRows,
         late: Sequence[Any],
         commit: Callable[[], None],
         held_back: Callable[[], int],
-        several: bool = False,
     ) -> None:
-        super().__init__(added, (), results, len(matches) + len(timed_out), late, commit, held_back)
-        self.matches = tuple(matches)
-        self.timed_out = tuple(timed_out)
-        self._several = several
+        super().__init__(added, (), results, len(found) + len(over), late, commit, held_back)
+        self._plan = plan
+        self._found = found
+        self._first = first
+        self._over = over
+        self._matches: tuple[Match, ...] | None = None
+        self._several = len(plan.relations) > 1
+
+    @property
+    def matches(self) -> tuple[Match, ...]:
+        """The matches, made when they are asked for."""
+        if self._matches is None:
+            self._matches = tuple([Match(self._plan, node, n) for n, node in enumerate(self._found, self._first)])
+        return self._matches
+
+    @property
+    def timed_out(self) -> tuple[Match, ...]:
+        """The partial matches whose time was over with this batch, with ``timeout=True``."""
+        return tuple([Match(self._plan, node, None) for node in self._over])
 
     @property
     def added(self) -> Any:

@@ -27,8 +27,12 @@ Test = Callable[[Any, Any, Any], Any]  # of a row, the slots, and the rows bound
 
 
 class Take(NamedTuple):
-    """What it takes to bind a row to a position: the bit of its element, and a condition that looks at earlier rows."""
+    """What it takes to bind a row to a position: that nothing came which ``guard`` looks for, the bit of its element, and a
+    condition that looks at earlier rows.
+    """
 
+    to: int
+    guard: Guard
     bit: int
     test: Test | None
     update: Callable[[Any, Any], Any] | None
@@ -77,6 +81,7 @@ class PatternPlan:
         self._check_names()
         self._compile()
         self._check_meaning()
+        self._by = [self.relation.index_of[name] for name in spec.by]
         self.key_of = _key_of(self.relation, spec.by)
         self.results = self._result_relation()
         self._make = self.results.row._make
@@ -196,31 +201,33 @@ class PatternPlan:
         self.negated: list[Test | None] = [
             parsed[name].test(negated[name]) if name in negated else None for name in automaton.elements
         ]
-        self.hits = _hits([parsed[name] for name in automaton.elements], conditions)
+        self.hits = hits_of([parsed[name] for name in automaton.elements], conditions)
         more = strict if spec.select == "strict" else 0
-        self.edges: list[tuple[tuple[int, Guard], ...]] = [
-            tuple((to, guard | more) for to, guard in edges) for edges in automaton.edges
-        ]
         self.begin = conditions.slots.begin()
-        self.takes = [
-            Take(
-                1 << position.element,
-                test,
-                conditions.slots.update_for(position.variable, conditions.namespace),
-                automaton.ends.get(position.number, NO_END),
-                bool(self.edges[position.number]) or automaton.ends.get(position.number, NO_END) > 0,
-            )
-            for position, test in zip(automaton.positions, tests, strict=True)
-        ]
+        self.ends = [automaton.ends.get(p.number, NO_END) for p in automaton.positions]
+        self.updates = [conditions.slots.update_for(p.variable, conditions.namespace) for p in automaton.positions]
+        self.edges = [[self._take(to, guard | more, tests[to]) for to, guard in edges] for edges in automaton.edges]
+        self.starts = [self._take(to, 0, tests[to]) for to in automaton.starts]
         self.watched = [
-            _union([*(guard for _, guard in self.edges[p]), max(take.end, 0)]) for p, take in enumerate(self.takes)
+            _union([*(take.guard for take in takes), max(end, 0)])
+            for takes, end in zip(self.edges, self.ends, strict=True)
         ]
+        self.interest = [
+            _union([watched, *(take.bit for take in takes)])
+            for takes, watched in zip(self.edges, self.watched, strict=True)
+        ]
+        self.moves_on = spec.select == "next"
         self.every = more  # the bit of rows that are none of its elements
-        self.starts_with = _union([self.takes[p].bit for p in automaton.starts])
+        self.starts_with = _union([take.bit for take in self.starts])
         self.consumed = frozenset(p.number for p in automaton.positions if p.variable in spec.consume)
         mode, variable = after_variable(spec.after)
         self.after = mode
         self.to = frozenset(p.number for p in automaton.positions if p.variable == variable)
+
+    def _take(self, to: int, guard: Guard, test: Test | None) -> Take:
+        end = self.ends[to]
+        goes_on = bool(self.automaton.edges[to]) or end > 0
+        return Take(to, guard, 1 << self.automaton.positions[to].element, test, self.updates[to], end, goes_on)
 
     def _refuse_cycles(self, parsed: Mapping[str, _Condition]) -> None:
         """A condition looks at rows that were bound before: not at each other's, and not at later ones."""
@@ -323,7 +330,7 @@ class PatternPlan:
 
     def by_values(self, row: Any) -> tuple[Any, ...]:
         """The values of the ``by`` columns."""
-        return tuple([row[self.relation.index_of[name]] for name in self.spec.by])
+        return tuple([row[place] for place in self._by])
 
     def shown(self, row: Any) -> Any:
         """A row as it came on its stream."""
@@ -334,7 +341,11 @@ class PatternPlan:
         first = node
         while first[0] is not None:
             first = first[0]
-        return self._make((*self.by_values(node[3]), number, self.when(first), self.when(node), *self.measured(node)))
+        if self.spec.measures:
+            return self._make(
+                (*self.by_values(node[3]), number, self.when(first), self.when(node), *self.measured(node))
+            )
+        return self._make((*self.by_values(node[3]), number, self.when(first), self.when(node)))
 
 
 class _Condition:
@@ -393,29 +404,31 @@ def _parameters(what: str, name: str, function: Any) -> int:
     return len(given)
 
 
-def _hits(conditions: Sequence[_Condition], expressions: Expressions) -> Callable[[Any], int]:
-    """Which elements a row may be, as bits, from what is about the row alone.
+def hits_of(conditions: Sequence[_Condition], expressions: Expressions) -> Callable[[Sequence[Any]], list[int]]:
+    """Which elements each of some rows may be, as bits, from what is about the row alone.
 
     Most patterns tell elements apart by one column: its value is looked up, and only what is left of the conditions is tried.
     """
     place, of = _told_apart_by(conditions, expressions.relation)
     table: dict[Any, int] = {}
-    other = 0
+    other = _union([1 << number for number, values in enumerate(of) if values is None])
     for number, values in enumerate(of):
-        if values is None:
-            other |= 1 << number
         for value in values or ():
-            table[value] = table.get(value, 0) | 1 << number
-    for value in table:
-        table[value] |= other
-    lines = [f"    h = {expressions.constant(table)}.get(r[{place}], {other})" if table else f"    h = {other}"]
-    for number, condition in enumerate(conditions):
-        code = condition.code()
-        if code != "True":
-            lines.append(f"    if h & {1 << number} and not ({code}): h ^= {1 << number}")
-    exec("\n".join(["def hits(r):", *lines, "    return h"]), expressions.namespace)
-    found: Callable[[Any], int] = expressions.namespace["hits"]
-    return found
+            table[value] = table.get(value, other) | 1 << number
+    codes = [condition.code() for condition in conditions]
+    found = f"get(r[{place}], {other})" if table else f"{other}"
+    namespace = expressions.namespace
+    namespace["get"] = table.get
+    if all(code == "True" for code in codes):
+        exec(f"def hits(rows):\n    return [{found} for r in rows]", namespace)
+    else:
+        lines = ["def hits(rows):", "    found = []", "    for r in rows:", f"        h = {found}"]
+        for number, code in enumerate(codes):
+            if code != "True":
+                lines.append(f"        if h & {1 << number} and not ({code}): h ^= {1 << number}")
+        exec("\n".join([*lines, "        found.append(h)", "    return found"]), namespace)
+    made: Callable[[Sequence[Any]], list[int]] = namespace["hits"]
+    return made
 
 
 def _told_apart_by(conditions: Sequence[_Condition], relation: Relation) -> tuple[int, list[list[Any] | None]]:

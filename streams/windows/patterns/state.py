@@ -16,12 +16,12 @@ from tidegate.storage.column_rows import ColumnRows
 from tidegate.storage.schema import Relation, Row
 from tidegate.streams.watermarks import END, NEVER
 from tidegate.streams.windows.patterns.declare import PatternSpec
-from tidegate.streams.windows.patterns.matches import Match, PatternSlide
+from tidegate.streams.windows.patterns.matches import PatternSlide
 from tidegate.streams.windows.patterns.plan import Node, PatternPlan, nodes
 from tidegate.streams.windows.patterns.taking import Due, Run, Runs, Taking
 from tidegate.streams.windows.state import saving
 from tidegate.streams.windows.state.column_state import FEW, LateRows, late_with
-from tidegate.streams.windows.state.columns import Columns
+from tidegate.streams.windows.state.columns import Columns, times_of
 from tidegate.streams.windows.state.keys import sort_key
 from tidegate.streams.windows.state.results import ResultRows
 from tidegate.streams.windows.state.sizes import bytes_of
@@ -83,7 +83,7 @@ class PatternState:
             rows = [widen(row) for side, widen in zip(rows, self.plan.widened, strict=True) for row in _python(side)]
         arrived = self._arrive(rows, now_us, mark)
         taking = Taking(self.plan, self.runs, self.dues, self.seen)
-        taking.rows(arrived.rows, arrived.times)
+        taking.rows(arrived.rows, arrived.times, self.plan.hits(arrived.rows))
         if arrived.watermark != NEVER:
             taking.expire(arrived.watermark)
         return self._slide(given, taking, arrived, marks)
@@ -97,16 +97,28 @@ class PatternState:
             few = time.few(_python(rows), now_us)
             if few is not None:
                 return _Arrived(few.rows, few.times, few.watermark, list(few.late), None)
+        times = self._in_order(rows) if mark is None else None
+        if times is not None:
+            return _Arrived(_python(rows), times, times[-1], [], None)
         columns = Columns.of_rows(self.plan.relation, rows)
         step = time.step(columns, now_us, mark)
         late = [] if step.late is None else [_python(rows)[place] for place in step.late.tolist()]
         taken = _python(rows) if step.columns is columns else step.columns.rows
         return _Arrived(taken, step.times.tolist(), step.watermark, late, step)
 
+    def _in_order(self, rows: Any) -> list[int] | None:
+        """The times of rows that are in order and wait for nothing; None: they have to be put in order."""
+        time = self.time
+        assert time is not None
+        if not time.by_rows or not len(rows) or time.waiting.length:
+            return None
+        on = str(self.spec.on)
+        times: list[int] = times_of(Columns.of_rows(self.plan.relation, rows, [on])[on]).tolist()
+        return times if times[0] >= time.watermark and times == sorted(times) else None
+
     def _slide(self, given: Any, taking: Taking, arrived: _Arrived, marks: list[int]) -> PatternSlide:
         plan = self.plan
         first = self.fired + 1
-        matches = [Match(plan, node, number) for number, node in enumerate(taking.matched, first)]
         results = [plan.result(node, number) for number, node in enumerate(taking.matched, first)]
         late = [plan.shown(row) for row in arrived.late]
 
@@ -120,7 +132,7 @@ class PatternState:
                 self.dues.popleft()
             self.dues.extend(taking.left())
             self.seen = taking.seen
-            self.fired += len(matches)
+            self.fired += len(results)
             self.marks = marks
             if arrived.step is not None:
                 arrived.step.commit(self.time)
@@ -135,10 +147,9 @@ class PatternState:
                 self.dues = deque(_dues(self.runs, self.spec.size))
                 self._look_through = 2 * len(self.dues) + SPARE_DUES
 
-        over = [Match(plan, node, None) for node in taking.over]
         held_back = partial(self._held_back, taking, arrived.watermark)
         found = ResultRows.of_rows(plan.results, results)
-        return PatternSlide(given, matches, over, found, late, commit, held_back, len(self.spec.streams) > 1)
+        return PatternSlide(given, plan, taking.matched, first, taking.over, found, late, commit, held_back)
 
     def _held_back(self, taking: Taking, watermark: int) -> int:
         """The time before which no match that is still to come begins."""
@@ -146,9 +157,9 @@ class PatternState:
             return watermark
         if self.spec.size is None:
             keys = {*self.runs, *taking.changed}
-            return min([watermark, *(run.began for key in keys for run in taking.runs(key))])
+            return min([watermark, *(run[2] for key in keys for run in taking.runs(key))])
         for due, number, key in taking.open_dues():
-            if any(run.first == number for run in taking.runs(key)):
+            if any(run[1] == number for run in taking.runs(key)):
                 return min(watermark, due - self.spec.size)
         return watermark
 
@@ -159,9 +170,8 @@ class PatternState:
         several = len(self.spec.streams) > 1
         nothing: Any = ((),) * len(self.spec.streams) if several else ()
         none = ResultRows.of_rows(self.plan.results, [])
-        return PatternSlide(
-            nothing, (), (), none, (), lambda: None, partial(self._held_back, taking, watermark), several
-        )
+        held_back = partial(self._held_back, taking, watermark)
+        return PatternSlide(nothing, self.plan, (), 1, (), none, (), lambda: None, held_back)
 
     # ---- what is held
 
@@ -178,7 +188,7 @@ class PatternState:
         own = sum(map(getsizeof, found)) + sum(map(getsizeof, runs)) + sum(map(getsizeof, list(self.runs.values())))
         waiting = () if self.time is None else (self.time.waiting, self.time.times)
         keys = list(self.runs)
-        slots = [run.slots for run in runs]
+        slots = [run[4] for run in runs]
         dues = sum(map(getsizeof, list(self.dues))) + getsizeof(self.dues)
         return own + dues + getsizeof(self.runs) + bytes_of(rows, keys, slots, self._late_rows, *waiting)
 
@@ -198,9 +208,7 @@ class PatternState:
         single = len(self.spec.by) == 1
         keyed = {(key,) if single else key: runs for key, runs in self.runs.items()}
         return {
-            key: sorted(
-                ([(n, p, t, tuple(row)) for _, n, p, row, t in nodes(run.node)], run.broken) for run in keyed[key]
-            )
+            key: sorted(([(n, p, t, tuple(row)) for _, n, p, row, t in nodes(run[3])], run[5]) for run in keyed[key])
             for key in sorted(keyed, key=sort_key)
         }
 
@@ -216,7 +224,7 @@ class PatternState:
         links = np.array(
             [[-1 if n[0] is None else place[id(n[0])], n[1], n[2], row_place[id(n[3])], n[4]] for n in found], "i8"
         ).reshape(-1, 5)
-        told = [[run.first, run.began, place[id(run.node)], run.broken] for run in runs]
+        told = [[first, began, place[id(node)], broken] for _, first, began, node, _, broken in runs]
         waiting = [] if self.time is None else list(self.time.waiting.rows)
         sides = [self._of_streams(kind) for kind in (rows, waiting, list(self._late_rows))]
         times = None if self.time is None else [self.time.watermark, self.time.times]
@@ -272,14 +280,14 @@ class PatternState:
         for before, number, position, row, at in links:  # a node comes after the one before it
             made.append((None if before < 0 else made[before], number, position, rows[row], at))
             earlier = plan.begin if before < 0 else slots[before]
-            update = plan.takes[position].update
+            update = plan.updates[position]
             slots.append(earlier if update is None else update(earlier, rows[row]))
         self.runs = {}
         found: dict[Any, list[Run]] = {}
         for first, began, place, broken in told:
             node = made[place]
             key = () if plan.key_of is None else plan.key_of(node[3])
-            found.setdefault(key, []).append(Run(node[2], first, began, node, slots[place], broken))
+            found.setdefault(key, []).append((node[2], first, began, node, slots[place], broken))
         self.runs.update(found)
         self.dues = deque(_dues(self.runs, self.spec.size))
 
@@ -307,7 +315,7 @@ def _all_nodes(runs: Sequence[Run]) -> list[Node]:
     found: list[Node] = []
     for run in runs:
         fresh = []
-        node: Any = run.node
+        node: Any = run[3]
         while node is not None and id(node) not in known:
             known.add(id(node))
             fresh.append(node)
@@ -320,5 +328,5 @@ def _dues(runs: Mapping[Any, Runs], size: int | None) -> list[Due]:
     """When the runs are due, in order."""
     if size is None:
         return []
-    found = {(run.began + size, run.first): key for key, mine in runs.items() for run in mine}
+    found = {(run[2] + size, run[1]): key for key, mine in runs.items() for run in mine}
     return [(due, first, found[due, first]) for due, first in sorted(found)]

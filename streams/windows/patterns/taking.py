@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from itertools import islice
+from typing import Any
 
 from tidegate.errors import DataError
 from tidegate.streams.windows.patterns.plan import Node, PatternPlan, nodes
@@ -22,17 +23,7 @@ NEVER_DUE = 1 << 63  # after the end of a stream, too
 Due = tuple[int, int, Any]  # when, the number of the first row, the key
 
 
-class Run(NamedTuple):
-    """A partial match."""
-
-    position: int
-    first: int
-    began: int
-    node: Node
-    slots: Any
-    broken: int
-
-
+Run = tuple[int, int, int, Node, Any, int]  # position, number and time of the first row, rows, slots, what broke
 Runs = Sequence[Run]
 
 
@@ -48,6 +39,7 @@ class Taking:
         self.over: list[Node] = []
         self.new_dues: list[Due] = []
         self.passed = 0  # dues that are over, of those there were
+        self._dues = dues
         self._old: Iterator[Due] = iter(dues)
         self._next_old: Due | None = next(self._old, None)
         self._new = 0  # new dues that are over
@@ -60,54 +52,60 @@ class Taking:
         found = self.changed.get(key)
         return self.held.get(key, ()) if found is None else found
 
-    def rows(self, rows: Sequence[Any], times: Sequence[int], hits: Sequence[int] | None = None) -> None:
+    def rows(self, rows: Sequence[Any], times: Sequence[int], hits: Sequence[int]) -> None:
         """Take these in. ``hits``: which elements each may be."""
         plan = self.plan
         changed, held, key_of = self.changed, self.held, plan.key_of
         starts_with, every = plan.starts_with, plan.every
-        test = plan.hits
-        number = self.seen
+        seen = self.seen
         key: Any = ()
-        for place, row in enumerate(rows):
-            number += 1
+        for place, hit in enumerate(hits):
+            if not hit and not every:
+                continue
             at = times[place]
             if self.next_due <= at:
                 self.expire(at)
-            hit = test(row) if hits is None else hits[place]
-            if not hit and not every:
-                continue
+            row = rows[place]
             if key_of is not None:
                 key = key_of(row)
             runs = changed.get(key)
             if runs is None:
                 runs = held.get(key, ())
             if runs or hit & starts_with:
-                self.step(key, runs, number, at, row, hit)
-        self.seen = number
+                self.step(key, runs, seen + place + 1, at, row, hit)
+        self.seen = seen + len(rows)
 
-    def step(self, key: Any, runs: Runs, number: int, at: int, row: Any, hit: int) -> None:
+    def step(  # noqa: C901  the whole algorithm, without calls: it is taken for every row that may matter
+        self, key: Any, runs: Runs, number: int, at: int, row: Any, hit: int
+    ) -> None:
         """Take in one row of a key."""
         plan = self.plan
-        takes, edges, watched, every = plan.takes, plan.edges, plan.watched, plan.every
-        moves_on = plan.spec.select == "next"
+        edges, interest, watched, every, moves_on = plan.edges, plan.interest, plan.watched, plan.every, plan.moves_on
         kept: list[Run] = []
         done: list[Node] = []
         for run in runs:
-            position, _, _, node, slots, broken = run
+            position, first, began, node, slots, broken = run
+            if not (hit | every) & interest[position]:
+                kept.append(run)
+                continue
             taken = False
-            for to, guard in edges[position]:
-                take = takes[to]
-                if hit & take.bit and not guard & broken and (take.test is None or take.test(row, slots, node)):
+            for to, guard, bit, test, update, end, goes_on in edges[position]:
+                if hit & bit and not guard & broken and (test is None or test(row, slots, node)):
                     taken = True
-                    self.bind(run, to, (node, number, to, row, at), row, kept, done)
+                    new = (node, number, to, row, at)
+                    if not end:
+                        done.append(new)
+                    if goes_on:
+                        after = slots if update is None else update(slots, row)
+                        kept.append((to, first, began, new, after, 0))
             if taken and moves_on:
                 continue
             if watched[position] & (hit | every) & ~broken:
-                broken = self.broken(run, row, hit)
-                if broken != run.broken:
-                    if self.hopeless(position, broken):
+                now = self.broken(run, row, hit)
+                if now != broken:
+                    if self.hopeless(position, now):
                         continue
-                    run = run._replace(broken=broken)
+                    run = (position, first, began, node, slots, now)
             kept.append(run)
         if hit & plan.starts_with:
             self.start(key, number, at, row, hit, kept, done)
@@ -120,45 +118,39 @@ class Taking:
 
     def start(self, key: Any, number: int, at: int, row: Any, hit: int, kept: list[Run], done: list[Node]) -> None:
         """Matches that begin with this row."""
-        plan = self.plan
+        begin = self.plan.begin
         before = len(kept)
-        for to in plan.automaton.starts:
-            take = plan.takes[to]
-            if hit & take.bit and (take.test is None or take.test(row, plan.begin, None)):
-                new = Run(-1, number, at, None, plan.begin, 0)  # type: ignore[arg-type]
-                self.bind(new, to, (None, number, to, row, at), row, kept, done)
+        for to, _, bit, test, update, end, goes_on in self.plan.starts:
+            if hit & bit and (test is None or test(row, begin, None)):
+                new = (None, number, to, row, at)
+                if not end:
+                    done.append(new)
+                if goes_on:
+                    kept.append((to, number, at, new, begin if update is None else update(begin, row), 0))
         if self.size is not None and len(kept) > before:
             due = at + self.size
             self.new_dues.append((due, number, key))
             if due < self.next_due:
                 self.next_due = due
 
-    def bind(self, run: Run, to: int, node: Node, row: Any, kept: list[Run], done: list[Node]) -> None:
-        """The run goes on with this row at this position."""
-        take = self.plan.takes[to]
-        if take.end == 0:
-            done.append(node)
-        if take.goes_on:
-            slots = run.slots if take.update is None else take.update(run.slots, row)
-            kept.append(Run(to, run.first, run.began, node, slots, 0))
-
     def broken(self, run: Run, row: Any, hit: int) -> int:
         """Which guards of the run look for a row that has come, this one included."""
-        found = run.broken | self.plan.every
-        waiting = self.plan.watched[run.position] & hit & ~found
+        position, _, _, node, slots, found = run
+        found |= self.plan.every
+        waiting = self.plan.watched[position] & hit & ~found
         number = 0
         while waiting >> number:
             if waiting >> number & 1:
                 test = self.plan.negated[number]
-                if test is None or test(row, run.slots, run.node):
+                if test is None or test(row, slots, node):
                     found |= 1 << number
             number += 1
         return found
 
     def hopeless(self, position: int, broken: int) -> bool:
         """Can it neither go on nor end?"""
-        end = self.plan.takes[position].end
-        return all(guard & broken for _, guard in self.plan.edges[position]) and (end <= 0 or bool(end & broken))
+        end = self.plan.ends[position]
+        return all(edge[1] & broken for edge in self.plan.edges[position]) and (end <= 0 or bool(end & broken))
 
     # ---- matches
 
@@ -179,7 +171,7 @@ class Taking:
             self.matched.append(node)
             used |= mine
             bound = max(bound, self._next_begins(bindings))
-        return [run for run in kept if run.first >= bound and not (used and self._uses(run.node, used))]
+        return [run for run in kept if run[1] >= bound and not (used and self._uses(run[3], used))]
 
     def ordered(self, found: list[Node]) -> list[Node]:
         """Matches that come out together: by their first rows, then the second ones, and so on; of the same rows, by what these
@@ -218,20 +210,20 @@ class Taking:
         while self.next_due <= until:
             due = self._pop()
             runs = self.runs(due[2])
-            mine = [run for run in runs if run.first == due[1]]
-            if not mine:
+            if not runs:
                 continue
-            takes = self.plan.takes
-            done, over = [], []
-            for run in mine:
-                end = takes[run.position].end
-                if end > 0 and not end & run.broken:
-                    done.append(run.node)
-                elif end != 0:
-                    over.append(run.node)
-            if self.plan.spec.timeout:
+            rest = [run for run in runs if run[1] != due[1]]
+            if len(rest) == len(runs):
+                continue
+            done: list[Node] = []
+            over: list[Node] = []
+            for position, first, _, node, _, broken in runs:
+                end = self.plan.ends[position]
+                if first != due[1] or not end:
+                    continue
+                (done if end > 0 and not end & broken else over).append(node)
+            if over and self.plan.spec.timeout:
                 self.over.extend(self.ordered(over))
-            rest = [run for run in runs if run.first != due[1]]
             self.changed[due[2]] = self.complete(done, rest) if done else rest
 
     def _pop(self) -> Due:
@@ -252,9 +244,7 @@ class Taking:
 
     def open_dues(self) -> Iterator[Due]:
         """The dues of runs that may still be open, the first one first."""
-        if self._next_old is not None:
-            yield self._next_old
-            yield from self._old
+        yield from islice(self._dues, self.passed, None)
         yield from self.new_dues[self._new :]
 
     def left(self) -> list[Due]:

@@ -90,7 +90,11 @@ def test_random_apps_have_everything_in_them():
     assert max(len(case.spec.flows) for case in cases) == 4  # one of them for what timers bring
     windows = [procedure.window for procedure in procedures if procedure.window is not None]
     kinds = {"count", "batches", "time", "session", "landmark", "slide_by_tuple", "slide_by_time", "delta", "join"}
-    assert {window.kind for window in windows} == kinds
+    assert {window.kind for window in windows} == kinds | {"pattern"}
+    patterns = [window for window in windows if window.kind == "pattern"]
+    assert {window.select for window in patterns} == {"any", "next", "strict"}
+    assert {len(window.streams) > 1 for window in patterns} == {True, False}
+    assert any("!b)" in window.match for window in patterns)
     assert {window.compute is None for window in windows} == {True, False}
     assert any(case.two_phase for case in cases)
     assert any(case.config.get("cached_rows") for case in cases)
