@@ -115,73 +115,96 @@ class PatternSpec:
         return " ".join(told)
 
 
-def pattern(
-    stream: str | Sequence[str],
-    *,
-    match: str,
-    on: str | None = None,
-    by: str | Sequence[str] = (),
-    define: Mapping[str, Condition] | None = None,
-    within: Duration | None = None,
-    select: Select = "next",
-    after: str = "no_skip",
-    consume: str | Sequence[str] = (),
-    measures: Mapping[str, str] | None = None,
-    timeout: bool = False,
-    max_partials: int = MOST_PARTIALS,
-    delay: Duration | None = None,
-    late: Late = "drop",
-    edition: int = 1,
-    renamed_from: str | None = None,
-) -> PatternSpec:
-    """Declare a pattern over ``stream``, for ``windows=``; the module's docstring defines what a match is.
+class _Pattern:
+    """:data:`pattern`: called, or as SQL."""
 
-    ``match``: ``SEQ``, ``AND``, ``OR`` of elements, ``!`` before one that must not come, ``+ * ? {n,m}`` behind one
-    that repeats. An element has a name, and perhaps one that its rows go by: ``SEQ(login l, fail f+)``. ``define``:
-    the condition of an element: an SQL expression, or a function of a row (or of a row and the rows bound so far: a
-    mapping of lists); one without is true for every row. ``on``: the column with the rows' time (TIMESTAMP, DATE or
-    integer, NOT NULL); without it, rows are in order of arrival. ``by``: one sequence of rows per value of these
-    columns. ``within``: how long a match may take. ``select``, ``after``, ``consume``: see above. ``measures``:
-    what the results say of a match, as SQL expressions: ``{"n": "count(f)", "since": "l.t"}``. ``timeout``: keep
-    the partial matches whose time was over, for ``.timed_out``. ``max_partials``: the most partial matches of one
-    key; what would make more aborts. ``delay``, ``late``: as for :func:`window`.
-    Several streams, of a procedure with ``inputs=either(…)``: an element without a condition may be the name of one of them.
-    ``edition``: raise it when the declaration changes; in a directory with partial matches of an earlier edition, it begins anew.
-    ``renamed_from``: the name it had before, or ``"procedure.window"``.
+    def __call__(
+        self,
+        stream: str | Sequence[str],
+        *,
+        match: str,
+        on: str | None = None,
+        by: str | Sequence[str] = (),
+        define: Mapping[str, Condition] | None = None,
+        within: Duration | None = None,
+        select: Select = "next",
+        after: str = "no_skip",
+        consume: str | Sequence[str] = (),
+        measures: Mapping[str, str] | None = None,
+        timeout: bool = False,
+        max_partials: int = MOST_PARTIALS,
+        delay: Duration | None = None,
+        late: Late = "drop",
+        edition: int = 1,
+        renamed_from: str | None = None,
+    ) -> PatternSpec:
+        """Declare a pattern over ``stream``, for ``windows=``; the module's docstring defines what a match is.
 
-    >>> print(pattern("ev", match="SEQ(a, !b, c)", on="t", within="5m"))
-    SEQ(a, !b, c) within 5m on t select next
-    """
-    streams = (stream,) if isinstance(stream, str) else tuple(stream)
-    what = f"pattern over {', '.join(map(str, streams))}"
-    if not streams or len(set(streams)) < len(streams):
-        raise DeclarationError(f"{what}: name one stream, or several different ones; got {stream!r}")
-    _refuse_unknown(what, select, after, late)
-    lengths = Lengths(what)
-    size = None if within is None else lengths.of("within", within)
-    wait = 0 if delay is None else lengths.of("delay", delay, low=0)
-    if on is None:
-        for name, value in (("within", within), ("delay", delay), ("late", None if late == "drop" else late)):
-            if value is not None:
-                raise DeclarationError(f"{what}: {name}= is about the rows' time; name its column with on=")
-    for name, told in (("define", define), ("measures", measures)):
-        if told is not None and (not isinstance(told, Mapping) or not all(isinstance(one, str) for one in told)):
-            raise DeclarationError(f"{what}: {name} maps names to expressions, got {told!r}")
-    for name, condition in (define or {}).items():
-        if not isinstance(condition, str) and not callable(condition):
-            raise DeclarationError(
-                f"{what}: define={{{name!r}: …}} is an SQL expression or a function, got {condition!r}"
-            )
-    if isinstance(max_partials, bool) or not isinstance(max_partials, int) or max_partials < 1:
-        raise DeclarationError(f"{what}: max_partials is a positive whole number, got {max_partials!r}")
-    columns = (by,) if isinstance(by, str) else tuple(by)
-    if len(set(columns)) < len(columns):
-        raise DeclarationError(f"{what}: by= names a column twice: {', '.join(columns)}")
-    return PatternSpec(
-        streams, match, on, columns, tuple((define or {}).items()), size, select, after,
-        (consume,) if isinstance(consume, str) else tuple(consume), tuple((measures or {}).items()), bool(timeout),
-        max_partials, wait, late, bool(lengths.timed), edition, renamed_from,
-    )  # fmt: skip
+        ``match``: ``SEQ``, ``AND``, ``OR`` of elements, ``!`` before one that must not come, ``+ * ? {n,m}`` behind
+        one that repeats. An element has a name, and perhaps one that its rows go by: ``SEQ(login l, fail f+)``.
+        ``define``: the condition of an element: an SQL expression, or a function of a row (or of a row and the rows
+        bound so far: a mapping of lists); one without is true for every row. ``on``: the column with the rows' time
+        (TIMESTAMP, DATE or integer, NOT NULL); without it, rows are in order of arrival. ``by``: one sequence of
+        rows per value of these columns. ``within``: how long a match may take. ``select``, ``after``, ``consume``:
+        see above. ``measures``: what the results say of a match, as SQL expressions: ``{"n": "count(f)", "since":
+        "l.t"}``. ``timeout``: keep the partial matches whose time was over, for ``.timed_out``. ``max_partials``:
+        the most partial matches of one key; what would make more aborts. ``delay``, ``late``: as for
+        :func:`window`.
+        Several streams, of a procedure with ``inputs=either(…)``: an element without a condition may be the name of
+        one of them. ``edition``: raise it when the declaration changes; in a directory with partial matches of an
+        earlier edition, it begins anew. ``renamed_from``: the name it had before, or ``"procedure.window"``.
+        >>> print(pattern("ev", match="SEQ(a, !b, c)", on="t", within="5m"))
+        SEQ(a, !b, c) within 5m on t select next
+        """
+        streams = (stream,) if isinstance(stream, str) else tuple(stream)
+        what = f"pattern over {', '.join(map(str, streams))}"
+        if not streams or len(set(streams)) < len(streams):
+            raise DeclarationError(f"{what}: name one stream, or several different ones; got {stream!r}")
+        _refuse_unknown(what, select, after, late)
+        lengths = Lengths(what)
+        size = None if within is None else lengths.of("within", within)
+        wait = 0 if delay is None else lengths.of("delay", delay, low=0)
+        if on is None:
+            for name, value in (("within", within), ("delay", delay), ("late", None if late == "drop" else late)):
+                if value is not None:
+                    raise DeclarationError(f"{what}: {name}= is about the rows' time; name its column with on=")
+        for name, told in (("define", define), ("measures", measures)):
+            if told is not None and (not isinstance(told, Mapping) or not all(isinstance(one, str) for one in told)):
+                raise DeclarationError(f"{what}: {name} maps names to expressions, got {told!r}")
+        for name, condition in (define or {}).items():
+            if not isinstance(condition, str) and not callable(condition):
+                raise DeclarationError(
+                    f"{what}: define={{{name!r}: …}} is an SQL expression or a function, got {condition!r}"
+                )
+        if isinstance(max_partials, bool) or not isinstance(max_partials, int) or max_partials < 1:
+            raise DeclarationError(f"{what}: max_partials is a positive whole number, got {max_partials!r}")
+        columns = (by,) if isinstance(by, str) else tuple(by)
+        if len(set(columns)) < len(columns):
+            raise DeclarationError(f"{what}: by= names a column twice: {', '.join(columns)}")
+        return PatternSpec(
+            streams, match, on, columns, tuple((define or {}).items()), size, select, after,
+            (consume,) if isinstance(consume, str) else tuple(consume), tuple((measures or {}).items()), bool(timeout),
+            max_partials, wait, late, bool(lengths.timed), edition, renamed_from,
+        )  # fmt: skip
+
+    def sql(self, text: str, **options: Any) -> PatternSpec:
+        """The same in SQL: ``stream MATCH_RECOGNIZE (PARTITION BY … ORDER BY … MEASURES … PATTERN (…) WITHIN '5m' DEFINE …)``.
+
+        ``options``: arguments of ``pattern`` that SQL has no words for, such as ``delay=`` and ``timeout=``.
+
+        >>> rising = "PATTERN (a b+ c) WITHIN '5m' DEFINE b AS v > PREV(v)"
+        >>> print(pattern.sql(f"ev MATCH_RECOGNIZE (PARTITION BY k ORDER BY t {rising})"))
+        SEQ(a, b+, c) within 5m on t by k select strict after past_last
+        """
+        from tidegate.streams.windows.patterns.sql import arguments_of
+
+        return self(**{**arguments_of(text), **options})
+
+    def __repr__(self) -> str:
+        return "pattern"
+
+
+pattern = _Pattern()
 
 
 def _refuse_unknown(what: str, select: str, after: str, late: str) -> None:
