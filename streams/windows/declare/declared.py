@@ -9,6 +9,7 @@ from tidegate.storage.schema import Relation
 from tidegate.streams.windows import WindowSpec, WindowState, open_state, result_relation
 from tidegate.streams.windows.declare.joins import JoinSpec, Output
 from tidegate.streams.windows.evaluate.plan import Plan
+from tidegate.streams.windows.patterns.count_state import CountState
 from tidegate.streams.windows.patterns.declare import PatternSpec
 from tidegate.streams.windows.patterns.plan import PatternPlan
 from tidegate.streams.windows.patterns.state import PatternState
@@ -22,7 +23,7 @@ def open_window(spec: Declared, relations: Mapping[str, Relation], plan: Plan | 
     if isinstance(spec, JoinSpec):
         return JoinState(spec, relations[spec.left], relations[spec.right])
     if isinstance(spec, PatternSpec):
-        return PatternState(spec, relations)
+        return CountState(spec, relations) if spec.aggregate else PatternState(spec, relations)
     return open_state(spec, relations[spec.stream], plan)
 
 

@@ -69,6 +69,25 @@ class Automaton:
         """May a match have any number of rows?"""
         return any(position in self.before(position) for position in range(len(self.positions)))
 
+    @property
+    def ambiguous(self) -> bool:
+        """Are there two ways to bind the same rows to the same names?"""
+        pairs = [(p, q, p != q) for p in self.starts for q in self.starts]
+        known = set(pairs)
+        while pairs:
+            p, q, apart = pairs.pop()
+            if self.positions[p].variable != self.positions[q].variable:
+                continue
+            if apart and p in self.ends and q in self.ends:
+                return True
+            for to, _ in self.edges[p]:
+                for other, _ in self.edges[q]:
+                    pair = (to, other, apart or to != other)
+                    if pair not in known:
+                        known.add(pair)
+                        pairs.append(pair)
+        return False
+
     def before(self, position: int) -> set[int]:
         """The positions that may have been passed on the way to this one."""
         found: set[int] = set()

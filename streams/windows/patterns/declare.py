@@ -63,6 +63,7 @@ class PatternSpec:
     after: str = "no_skip"
     consume: tuple[str, ...] = ()
     measures: tuple[tuple[str, str], ...] = ()
+    aggregate: tuple[tuple[str, str], ...] = ()
     timeout: bool = False
     max_partials: int = MOST_PARTIALS
     delay: int = 0
@@ -103,6 +104,8 @@ class PatternSpec:
 
     def __str__(self) -> str:
         told = [self.match]
+        if self.aggregate:
+            told = [f"{', '.join(f'{name} {sql}' for name, sql in self.aggregate)} of {self.match}"]
         if self.size is not None:
             told.append(f"within {described(self.size) if self.timed else f'{self.size:,}'}")
         if self.on is not None:
@@ -127,10 +130,11 @@ class _Pattern:
         by: str | Sequence[str] = (),
         define: Mapping[str, Condition] | None = None,
         within: Duration | None = None,
-        select: Select = "next",
+        select: Select | None = None,
         after: str = "no_skip",
         consume: str | Sequence[str] = (),
         measures: Mapping[str, str] | None = None,
+        aggregate: Mapping[str, str] | None = None,
         timeout: bool = False,
         max_partials: int = MOST_PARTIALS,
         delay: Duration | None = None,
@@ -147,9 +151,10 @@ class _Pattern:
         (TIMESTAMP, DATE or integer, NOT NULL); without it, rows are in order of arrival. ``by``: one sequence of
         rows per value of these columns. ``within``: how long a match may take. ``select``, ``after``, ``consume``:
         see above. ``measures``: what the results say of a match, as SQL expressions: ``{"n": "count(f)", "since":
-        "l.t"}``. ``timeout``: keep the partial matches whose time was over, for ``.timed_out``. ``max_partials``:
-        the most partial matches of one key; what would make more aborts. ``delay``, ``late``: as for
-        :func:`window`.
+        "l.t"}``. ``aggregate``: in place of matches, what is known of all those that end with a row, without making
+        any (``{"n": "count(*)"}``). ``timeout``: keep the partial matches whose time was over, for ``.timed_out``.
+        ``max_partials``: the most partial matches of one key; what would make more aborts. ``delay``, ``late``: as
+        for :func:`window`.
         Several streams, of a procedure with ``inputs=either(…)``: an element without a condition may be the name of
         one of them. ``edition``: raise it when the declaration changes; in a directory with partial matches of an
         earlier edition, it begins anew. ``renamed_from``: the name it had before, or ``"procedure.window"``.
@@ -160,7 +165,11 @@ class _Pattern:
         what = f"pattern over {', '.join(map(str, streams))}"
         if not streams or len(set(streams)) < len(streams):
             raise DeclarationError(f"{what}: name one stream, or several different ones; got {stream!r}")
+        select = select or ("next" if aggregate is None else "any")
         _refuse_unknown(what, select, after, late)
+        if aggregate is not None:
+            beside = {"after": after != "no_skip", "consume": consume, "measures": measures, "timeout": timeout}
+            _refuse_beside_aggregate(what, aggregate, select=select != "any", **beside)
         lengths = Lengths(what)
         size = None if within is None else lengths.of("within", within)
         wait = 0 if delay is None else lengths.of("delay", delay, low=0)
@@ -168,7 +177,7 @@ class _Pattern:
             for name, value in (("within", within), ("delay", delay), ("late", None if late == "drop" else late)):
                 if value is not None:
                     raise DeclarationError(f"{what}: {name}= is about the rows' time; name its column with on=")
-        for name, told in (("define", define), ("measures", measures)):
+        for name, told in (("define", define), ("measures", measures), ("aggregate", aggregate)):
             if told is not None and (not isinstance(told, Mapping) or not all(isinstance(one, str) for one in told)):
                 raise DeclarationError(f"{what}: {name} maps names to expressions, got {told!r}")
         for name, condition in (define or {}).items():
@@ -183,8 +192,8 @@ class _Pattern:
             raise DeclarationError(f"{what}: by= names a column twice: {', '.join(columns)}")
         return PatternSpec(
             streams, match, on, columns, tuple((define or {}).items()), size, select, after,
-            (consume,) if isinstance(consume, str) else tuple(consume), tuple((measures or {}).items()), bool(timeout),
-            max_partials, wait, late, bool(lengths.timed), edition, renamed_from,
+            (consume,) if isinstance(consume, str) else tuple(consume), tuple((measures or {}).items()),
+            tuple((aggregate or {}).items()), bool(timeout), max_partials, wait, late, bool(lengths.timed), edition, renamed_from,
         )  # fmt: skip
 
     def sql(self, text: str, **options: Any) -> PatternSpec:
@@ -217,6 +226,16 @@ def _refuse_unknown(what: str, select: str, after: str, late: str) -> None:
     if not isinstance(after, str) or _AFTER.fullmatch(after) is None:
         raise DeclarationError(
             f"{what}: after must be 'no_skip', 'to_next', 'past_last', 'to_first(f)' or 'to_last(f)', got {after!r}"
+        )
+
+
+def _refuse_beside_aggregate(what: str, aggregate: Any, **given: Any) -> None:
+    named = [name for name, value in given.items() if value]
+    if not aggregate or named:
+        wrong = "it is empty" if not aggregate else f"{', '.join(named)} can't go with it"
+        raise DeclarationError(
+            f"{what}: aggregate= says something of all matches (select='any') without making any, for example "
+            f"{{'n': 'count(*)'}}; {wrong}"
         )
 
 

@@ -167,6 +167,10 @@ class Expressions:
         """The value of a measure, when the last row of a match has been taken in."""
         return _Compiler(self, role, None).value(self.parse(sql, role))
 
+    def value_of(self, tree: exp.Expression, role: str, variable: str) -> Code:
+        """The value of an expression over a row ``r`` that is bound to ``variable``."""
+        return _Compiler(self, role, None, variable).value(tree)
+
     def function(self, arguments: str, code: str) -> Any:
         return eval(f"lambda {arguments}: {code}", self.namespace)
 

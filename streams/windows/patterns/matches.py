@@ -85,6 +85,10 @@ class PatternSlide(Slide):
     @property
     def matches(self) -> tuple[Match, ...]:
         """The matches, made when they are asked for."""
+        if self._plan.spec.aggregate:
+            raise MistakeError(
+                "the pattern has aggregate=, so no matches are made; read .results, or declare it without aggregate="
+            )
         if self._matches is None:
             self._matches = tuple([Match(self._plan, node, n) for n, node in enumerate(self._found, self._first)])
         return self._matches

@@ -13,6 +13,7 @@ from tidegate.errors import DataError, DeclarationError, near
 from tidegate.storage.schema import Column, Relation
 from tidegate.storage.types import column_type
 from tidegate.streams.windows.patterns.automaton import Automaton, Guard, automaton_of
+from tidegate.streams.windows.patterns.counting import Counting, counted
 from tidegate.streams.windows.patterns.declare import PatternSpec, after_variable
 from tidegate.streams.windows.patterns.expressions import Expressions, measure_type
 from tidegate.streams.windows.patterns.text import PatternText, Tree, elements_of, parse
@@ -83,7 +84,8 @@ class PatternPlan:
         self._check_meaning()
         self._by = [self.relation.index_of[name] for name in spec.by]
         self.key_of = _key_of(self.relation, spec.by)
-        self.results = self._result_relation()
+        self.counting: Counting | None = None
+        self.results = self._counted_relation() if spec.aggregate else self._result_relation()
         self._make = self.results.row._make
         self._as_came = dict(zip(spec.streams, stream_rows(self.relations, self.relation), strict=True))
         self.widened = rows_of(self.relations, self.relation, spec.streams)
@@ -168,13 +170,46 @@ class PatternPlan:
             raise self.source.wrong(
                 last.at, f"that no {last.name} comes is known when the pattern's time is over: give within= (and on=)"
             )
-        if spec.size is None and spec.select == "any" and (automaton.endless or len(automaton.positions) > 1):
+        if spec.aggregate:
+            self._check_countable()
+        if (
+            spec.size is None
+            and spec.select == "any"
+            and not spec.aggregate
+            and (automaton.endless or len(automaton.positions) > 1)
+        ):
             raise DeclarationError(
                 f"{self.what}: select='any' without within= would wait for every combination of rows for ever: give within= (and "
                 f"on=), or select='next'"
             )
         if spec.timeout and spec.size is None:
             raise DeclarationError(f"{self.what}: timeout=True needs within=, after which a partial match times out")
+
+    def _check_countable(self) -> None:
+        """All that is known of a match is that its conditions hold, so these are about one row each."""
+        if self.automaton.ambiguous:
+            raise self.source.wrong(
+                self.tree.at,
+                "the same rows can be bound to the same names in two ways, so matches can't be counted without making them",
+            )
+        looking = [take for takes in (*self.edges, self.starts) for take in takes if take.test is not None]
+        for element in elements_of(self.tree):
+            number = self.automaton.elements.index(element.name)
+            if any(take.bit == 1 << number for take in looking):
+                raise self.source.wrong(
+                    element.at,
+                    f"the condition of {element.name} looks at other rows, so its matches can't be counted without "
+                    f"making them; leave out aggregate=, and count the results",
+                )
+        for element in elements_of(self.tree, negated=True):
+            if self.negated[self.automaton.elements.index(element.name)] is not None or any(
+                self.automaton.ends.values()
+            ):
+                raise self.source.wrong(
+                    element.at,
+                    f"{element.name} is not about one row, or would be absent at the end: such matches can't be counted "
+                    f"without making them; leave out aggregate=",
+                )
 
     # ---- conditions
 
@@ -287,6 +322,36 @@ class PatternPlan:
         ]
         self._measured_from = measures.slots.begin()
         return Relation(f"{spec.stream} matches", tuple(columns))
+
+    def _counted_relation(self) -> Relation:
+        spec, relation = self.spec, self.relation
+        expressions = Expressions(self.what, relation, self.automaton.variables, self.names)
+        whole = "DECIMAL(38,0)" if self.automaton.endless else "BIGINT"  # with each row, there can be twice as many
+        wanted = [counted(self.what, name, sql, expressions, whole) for name, sql in spec.aggregate]
+        self.counting = Counting(self.automaton, wanted, spec.size)
+        family = "" if spec.on is None else relation.column(spec.on).type.family
+        bound = column_type("TIMESTAMP" if family in ("timestamp", "date") else "BIGINT")
+        columns = [*(relation.column(name) for name in spec.by), Column(LABELS[2], bound, nullable=False)]
+        for one in wanted:
+            if one.name in {column.name for column in columns} or not one.name.isidentifier():
+                raise DeclarationError(
+                    f"{self.what}: an aggregate can't be called {one.name!r}; take a name of its own"
+                )
+            columns.append(Column(one.name, one.kind, nullable=True))
+        return Relation(f"{spec.stream} counts", tuple(columns))
+
+    def aggregated(self, labels: tuple[Any, ...], values: tuple[Any, ...]) -> Any:
+        """The row of results for the matches that end with a row."""
+        told = []
+        for value, column in zip(values, self.results.columns[len(labels) :], strict=True):
+            try:
+                told.append(None if value is None else column.type.coerce(value))
+            except (ValueError, TypeError, ArithmeticError) as error:
+                raise DataError(
+                    f"{self.what}: aggregate {column.name} is {value!r}, which is no {column.type}: {error}",
+                    relation=self.spec.stream, column=column.name,
+                ) from None  # fmt: skip
+        return self._make((*labels, *told))
 
     def measured(self, node: Node) -> tuple[Any, ...]:
         """The measures of a match."""

@@ -81,30 +81,33 @@ class PatternState:
             marks = [known if new is None else max(known, new) for known, new in zip(marks, mark or marks, strict=True)]
             mark = min(marks) if mark is not None else None
             rows = [widen(row) for side, widen in zip(rows, self.plan.widened, strict=True) for row in _python(side)]
-        arrived = self._arrive(rows, now_us, mark)
+        return self._taken(given, self._arrive(rows, now_us, mark), marks)
+
+    def _taken(self, given: Any, arrived: Arrived, marks: list[int]) -> PatternSlide:
+        """What these rows do."""
         taking = Taking(self.plan, self.runs, self.dues, self.seen)
         taking.rows(arrived.rows, arrived.times, self.plan.hits(arrived.rows))
         if arrived.watermark != NEVER:
             taking.expire(arrived.watermark)
         return self._slide(given, taking, arrived, marks)
 
-    def _arrive(self, rows: Any, now_us: int, mark: int | None) -> _Arrived:
+    def _arrive(self, rows: Any, now_us: int, mark: int | None) -> Arrived:
         """The rows that are taken in, in order, and what that does to time."""
         time = self.time
         if time is None:
-            return _Arrived(_python(rows), [0] * len(rows), NEVER, [], None)
+            return Arrived(_python(rows), [0] * len(rows), NEVER, [], None)
         if mark is None and 0 < len(rows) <= FEW:
             few = time.few(_python(rows), now_us)
             if few is not None:
-                return _Arrived(few.rows, few.times, few.watermark, list(few.late), None)
+                return Arrived(few.rows, few.times, few.watermark, list(few.late), None)
         times = self._in_order(rows) if mark is None else None
         if times is not None:
-            return _Arrived(_python(rows), times, times[-1], [], None)
+            return Arrived(_python(rows), times, times[-1], [], None)
         columns = Columns.of_rows(self.plan.relation, rows)
         step = time.step(columns, now_us, mark)
         late = [] if step.late is None else [_python(rows)[place] for place in step.late.tolist()]
         taken = _python(rows) if step.columns is columns else step.columns.rows
-        return _Arrived(taken, step.times.tolist(), step.watermark, late, step)
+        return Arrived(taken, step.times.tolist(), step.watermark, late, step)
 
     def _in_order(self, rows: Any) -> list[int] | None:
         """The times of rows that are in order and wait for nothing; None: they have to be put in order."""
@@ -116,7 +119,7 @@ class PatternState:
         times: list[int] = times_of(Columns.of_rows(self.plan.relation, rows, [on])[on]).tolist()
         return times if times[0] >= time.watermark and times == sorted(times) else None
 
-    def _slide(self, given: Any, taking: Taking, arrived: _Arrived, marks: list[int]) -> PatternSlide:
+    def _slide(self, given: Any, taking: Taking, arrived: Arrived, marks: list[int]) -> PatternSlide:
         plan = self.plan
         first = self.fired + 1
         results = [plan.result(node, number) for number, node in enumerate(taking.matched, first)]
@@ -133,14 +136,7 @@ class PatternState:
             self.dues.extend(taking.left())
             self.seen = taking.seen
             self.fired += len(results)
-            self.marks = marks
-            if arrived.step is not None:
-                arrived.step.commit(self.time)
-            elif self.time is not None:
-                self.time.watermark = arrived.watermark
-            if late:
-                self.late += len(late)
-                self._late_rows = late_with(self._late_rows, arrived.late)
+            self._commit_time(arrived, marks, late)
             if not self.runs:
                 self.dues.clear()
             elif len(self.dues) > self._look_through:
@@ -150,6 +146,16 @@ class PatternState:
         held_back = partial(self._held_back, taking, arrived.watermark)
         found = ResultRows.of_rows(plan.results, results)
         return PatternSlide(given, plan, taking.matched, first, taking.over, found, late, commit, held_back)
+
+    def _commit_time(self, arrived: Arrived, marks: list[int], late: Sequence[Row]) -> None:
+        self.marks = marks
+        if arrived.step is not None:
+            arrived.step.commit(self.time)
+        elif self.time is not None:
+            self.time.watermark = arrived.watermark
+        if late:
+            self.late += len(late)
+            self._late_rows = late_with(self._late_rows, arrived.late)
 
     def _held_back(self, taking: Taking, watermark: int) -> int:
         """The time before which no match that is still to come begins."""
@@ -292,7 +298,7 @@ class PatternState:
         self.dues = deque(_dues(self.runs, self.spec.size))
 
 
-class _Arrived:
+class Arrived:
     """Rows in order with their times; the watermark after them; those that came too late; how to commit it."""
 
     __slots__ = ("late", "rows", "step", "times", "watermark")
