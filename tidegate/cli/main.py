@@ -48,6 +48,7 @@ for measure in (
     measuring.growth,
     measuring.latency,
     measuring.time,
+    measuring.patterns,
     measuring.memory,
     measuring.profile,
 ):

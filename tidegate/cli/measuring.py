@@ -134,6 +134,21 @@ def time(
     _print(measured(bench, open_timers, alerts, rows, rounds), as_json)
 
 
+def patterns(
+    rows: Annotated[int, typer.Option(min=10_000, help="Rows per round.")] = 100_000,
+    open_partials: Annotated[int, typer.Option("--open", min=0, help="Partial matches that are not due.")] = 100_000,
+    rounds: Rounds = 3,
+    as_json: Json = False,
+) -> None:
+    """Event patterns: rows a second of processor time, counting with a longer WITHIN, and how late absence is noticed.
+
+    Example: tidegate bench patterns --json
+    """
+    from tidegate.benchmarks.patterns import bench
+
+    _print(measured(bench, rows, open_partials, rounds), as_json)
+
+
 def memory(
     rows: Annotated[int, typer.Option(min=5_000, help="How many of each are allocated.")] = 100_000,
     votes: Annotated[int, typer.Option(min=1, help="Votes cast in a separate process.")] = 200_000,
