@@ -41,7 +41,6 @@ def bench(
     few = made[: max(rows // 10, 1)]
     wanted = bare(made)
     times: dict[str, list[float]] = {}
-    correct = True
     counts: dict[str, int] = {}
     for number in range(rounds):
         progress(f"round {number + 1} of {rounds}")
@@ -57,7 +56,12 @@ def bench(
             counts[name] = found
             times.setdefault(name, []).append(taken)
     late_ms, right = absence(open_partials)
-    correct &= right and counts["next"] == counts["bare_python_next"] == wanted and counts["count"] == counts["any"]
+    checks = {
+        "next": counts["next"] == counts["bare_python_next"] == wanted,
+        "one row in a batch": counts["next_one_durable"] == bare(few),
+        "count": counts["count"] == counts["any"],
+        "absence": right,
+    }
     figures = {
         f"{name}_per_s": round((len(few) if name == "next_one_durable" else rows) / _best(times[name]))
         for name in times
@@ -72,7 +76,8 @@ def bench(
         "rows": rows,
         "open_partials": open_partials,
         "rounds": rounds,
-        "correct": correct,
+        "wrong": [name for name, right in checks.items() if not right],
+        "correct": all(checks.values()),
         **setting(),
     }
 
@@ -175,8 +180,8 @@ def absence(open_partials: int, alerts: int = 200) -> tuple[list[float], bool]:
         found = engine.subscribe("alerts")
         soon = clock.now() + dt.timedelta(seconds=4) - ABSENT
         engine.push("placed", [(n, soon + dt.timedelta(milliseconds=5 * n)) for n in range(alerts)])
-        now = clock.now()
         for first in range(0, open_partials, BATCH):
+            now = clock.now()
             engine.push("placed", [(alerts + n, now) for n in range(first, min(first + BATCH, open_partials))])
         engine.start()
         late: list[float] = []
