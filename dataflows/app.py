@@ -21,6 +21,7 @@ from tidegate.dataflows.definitions import (
 )
 from tidegate.dataflows.graph import Graph
 from tidegate.dataflows.idle import check_idle, declared_idle
+from tidegate.dataflows.keeping import declared_retention
 from tidegate.dataflows.schedules import Missed, declared_schedule
 from tidegate.dataflows.ticks import check_timed, check_timers, declare_ticks
 from tidegate.dataflows.validation import (
@@ -149,6 +150,7 @@ class App:
         deadline_s: float | None = None,
         default: Mapping[str, Any] | Iterable[Mapping[str, Any]] = (),
         idle: str | dt.timedelta | tuple[str, str | dt.timedelta] | None = None,
+        keep: str | dt.timedelta | None = None,
         renamed_from: str | None = None,
     ) -> str:
         """Declare a stream with columns as in CREATE TABLE: ``"phone BIGINT, contestant INTEGER"``; returns its name.
@@ -159,6 +161,8 @@ class App:
         ``deadline_s`` and ``default``: for a border stream that a nested transaction waits on (a person's decision).
         ``idle``: after so long a silence, event time runs on with the engine's clock, so that windows fire; ``("ts", "30s")`` if
         it has several TIMESTAMP columns.
+        ``keep``: its batches stay after they have committed, ``"7d"`` long, in at most about ``"10GB"``, or ``"forever"``: a
+        topic, which a durable subscription may read from any place (``subscribe_durably(…, start=)``).
         ``renamed_from``: the name it had before; a directory that knows that one hands over what belongs to it.
         """
         check_identifier("stream", name)
@@ -170,7 +174,8 @@ class App:
             self._check_key(name, relation, key)
             rows = self._default(name, relation, key, border, deadline_s, default)
             silent = declared_idle(relation, idle, border, deadline_s is not None)
-        self.streams[name] = Stream(name, relation, border, key, deadline_s, rows, idle=silent)
+            kept = declared_retention(name, keep)
+        self.streams[name] = Stream(name, relation, border, key, deadline_s, rows, idle=silent, keep=kept)
         self._rename("stream", name, renamed_from)
         return name
 
@@ -528,12 +533,13 @@ class App:
         """Batches of ``stream`` go to ``sink`` while the app is served, or after :meth:`Engine.start`.
 
         An engine with a directory keeps them from the first time it is opened with this declaration, so none is missed
-        while nothing is started. ``sink``, ``name``: as in :meth:`source`. ``options``: ``tries`` and ``snapshot`` of
-        :meth:`Engine.deliver`.
+        while nothing is started. ``sink``, ``name``: as in :meth:`source`. ``options``: ``tries``, ``snapshot``, ``start`` and
+        ``on_lag`` of :meth:`Engine.deliver`.
         """
-        if stream not in self.streams or self.streams[stream].border:
-            raise unknown("deliver", "interior stream", stream, [s.name for s in self.streams.values() if not s.border])
-        self.deliveries[name] = self._connection("deliver", stream, sink, name, options, ("tries", "snapshot"))
+        if stream not in self.streams:
+            raise unknown("deliver", "stream", stream, self.streams)
+        known = ("tries", "snapshot", "start", "on_lag")
+        self.deliveries[name] = self._connection("deliver", stream, sink, name, options, known)
 
     def _connection(
         self, what: str, stream: str, made: Any, name: str, options: dict[str, Any], known: Sequence[str]

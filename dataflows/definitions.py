@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from tidegate.dataflows.keeping import Retention
 from tidegate.dataflows.schedules import Idle, Schedule
 from tidegate.errors import DeclarationError
 from tidegate.storage.schema import Relation
@@ -32,6 +33,7 @@ class Stream:
     changelog_of: str | None = None  # the table whose committed changes it holds; no procedure emits to it
     idle: Idle | None = None  # event time runs on when it is silent
     schedule: Schedule | None = None  # the clock pushes the times of this schedule
+    keep: Retention | None = None  # its batches stay after they have committed
 
     @property
     def awaited(self) -> bool:

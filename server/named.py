@@ -12,12 +12,12 @@ import base64
 import binascii
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from tidegate.errors import DataError, EngineClosed, NotAllowed, TakenOver, TidegateError, unknown
-from tidegate.outside.outbox import Address, DurableSubscription
+from tidegate.errors import CursorGone, DataError, EngineClosed, NotAllowed, TakenOver, TidegateError, unknown
+from tidegate.outside.durable import DurableSubscription
 from tidegate.server.bodies import Acknowledged
 from tidegate.server.feeds import Event, Feeds
 from tidegate.server.tokens import Token
@@ -30,19 +30,27 @@ WINDOW = 1_000  # batches sent and not acknowledged
 MOST_NAMES = 1_000
 
 
-def cursor_of(address: Address) -> str:
-    """An address (key, batch-id) as an opaque cursor."""
-    return base64.urlsafe_b64encode(msgspec.json.encode(to_json(list(address)))).decode().rstrip("=")
+class Sent(NamedTuple):
+    """What a cursor says: the offset of a batch in its topic, its key and its id."""
+
+    offset: int
+    key: Any
+    id: int
 
 
-def address_of(cursor: str) -> Address:
-    """The address that a cursor stands for."""
+def cursor_of(offset: int, batch: Batch) -> str:
+    """The place of a batch as an opaque cursor."""
+    return base64.urlsafe_b64encode(msgspec.json.encode(to_json([batch.key, batch.id, offset]))).decode().rstrip("=")
+
+
+def sent_by(cursor: str) -> Sent:
+    """What a cursor stands for."""
     try:
         raw = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
-        key, batch_id = from_json(msgspec.json.decode(raw))
-        if type(batch_id) is int:
+        key, batch_id, offset = from_json(msgspec.json.decode(raw))
+        if type(batch_id) is int and type(offset) is int:
             hash(key)
-            return key, batch_id
+            return Sent(offset, key, batch_id)
     except (ValueError, TypeError, TidegateError, binascii.Error, msgspec.DecodeError, RecursionError):
         pass
     raise DataError(
@@ -89,8 +97,10 @@ class _Served:
     def __init__(self, subscription: DurableSubscription) -> None:
         self.subscription = subscription
         self.connection: NamedConnection | None = None
-        self.sent: OrderedDict[Address, Batch] = OrderedDict()  # not acknowledged, in the order in which they were sent
-        self.before: list[Address] = []  # what the last connection had not acknowledged, in order
+        self.sent: OrderedDict[int, Batch] = (
+            OrderedDict()
+        )  # by offset; not acknowledged, in the order in which they were sent
+        self.before: list[int] = []  # what the last connection had not acknowledged, in order
         self.woken = False
 
     def put_back(self) -> None:
@@ -114,14 +124,14 @@ class NamedFeeds:
         """Serve ``name`` on a new connection. ``acknowledged``: the last batch handled, as EventSource sends it."""
         self._engine.check_emitted(stream)
         connection = NamedConnection(name)
-        last = None if acknowledged is None else address_of(acknowledged)
+        last = None if acknowledged is None else sent_by(acknowledged)
 
         def job() -> None:
             served = self._serve(stream, name, holder)
             if served.connection is not None:
                 self._tell(served.connection.end, TakenOver(f"another connection serves {name!r} now", name=name))
             if last is not None:
-                self._acknowledge(served, self._up_to(served, last))
+                self._acknowledge(served, self._checked(served, [last], True))
             served.connection = connection
             served.put_back()
             self._pump(served)
@@ -131,14 +141,13 @@ class NamedFeeds:
 
     async def acknowledge(self, name: str, told: Acknowledged) -> int:
         """The batches are handled; ``up_to``: and everything sent before them. Returns when that is on disk."""
-        addresses = [address_of(cursor) for cursor in told.cursors]
+        cursors = [sent_by(cursor) for cursor in told.cursors]
 
         def job() -> int:
             served = self._served.get(name)
             if served is None:
                 served = self._known(name)
-            found = (self._up_to(served, address) if told.up_to else [address] for address in addresses)
-            chosen = {address: None for some in found for address in some}
+            chosen = self._checked(served, cursors, told.up_to)
             self._acknowledge(served, chosen, told.refused)
             self._engine.outbox.settle()
             self._pump(served)
@@ -152,8 +161,8 @@ class NamedFeeds:
 
         def job() -> list[dict[str, Any]]:
             wire = self._feeds.wires[stream]
-            found = self._serve(stream, name, holder).subscription.peek(limit)
-            return [{**batch_facts(wire, b), "cursor": cursor_of((b.key, b.id))} for b in found]
+            found = self._serve(stream, name, holder).subscription.shown(limit)
+            return [{**batch_facts(wire, b), "cursor": cursor_of(at, b)} for at, b in found.items()]
 
         return await self._ask(job)
 
@@ -255,33 +264,47 @@ class NamedFeeds:
         room = WINDOW - len(served.sent)
         if served.connection is None or room <= 0:
             return
-        batches = served.subscription.take(room)
+        try:
+            batches = served.subscription.taken(room)
+        except CursorGone as error:
+            self._tell(served.connection.end, error)
+            return
         wire = self._feeds.wires[served.subscription.stream]
         events = []
-        for batch in batches:
-            served.sent[batch.key, batch.id] = batch
-            cursor = cursor_of((batch.key, batch.id))
+        for offset, batch in batches.items():
+            served.sent[offset] = batch
+            cursor = cursor_of(offset, batch)
             events.append(Event(0, cursor, speak({**batch_facts(wire, batch), "cursor": cursor})))
         if events:
             self._tell(served.connection.put, events)
 
-    def _up_to(self, served: _Served, address: Address) -> list[Address]:
-        """This batch and those sent before it; only this one when an earlier run of the server sent it."""
-        for addresses in (list(served.sent), served.before):
-            if address in addresses:
-                return addresses[: addresses.index(address) + 1]
-        return [address]
+    def _checked(self, served: _Served, cursors: Iterable[Sent], up_to: bool) -> list[int]:
+        """The offsets of these batches and, with ``up_to``, of those sent before each (only by this run of the server)."""
+        chosen: dict[int, None] = {}
+        for cursor in cursors:
+            for offsets in (list(served.sent), served.before) if up_to else ():
+                if cursor.offset in offsets:
+                    chosen |= dict.fromkeys(offsets[: offsets.index(cursor.offset)])
+                    break
+            chosen[cursor.offset] = None
+        wrong = {cursor.offset for cursor in cursors if not self._is_its(served, cursor)}
+        return [offset for offset in chosen if offset not in wrong]
 
-    def _acknowledge(self, served: _Served, addresses: Iterable[Address], refused: str | None = None) -> None:
-        waiting = served.subscription.waiting
-        batches = [waiting[address] for address in addresses if address in waiting]
+    def _is_its(self, served: _Served, cursor: Sent) -> bool:
+        """Is it a cursor of this subscription, not of another with its name?"""
+        batch = served.sent.get(cursor.offset) or served.subscription.at([cursor.offset]).get(cursor.offset)
+        return batch is None or (batch.key, batch.id) == (cursor.key, cursor.id)
+
+    def _acknowledge(self, served: _Served, offsets: Iterable[int], refused: str | None = None) -> None:
+        offsets = list(offsets)
+        batches = served.subscription.at(offsets)
         if batches and refused is None:
-            served.subscription.ack(batches)
+            served.subscription.ack_at(batches)
         elif refused is not None:
-            for batch in batches:
+            for batch in batches.values():
                 served.subscription.refuse(batch, refused)
-        for batch in batches:
-            served.sent.pop((batch.key, batch.id), None)
+        for offset in offsets:
+            served.sent.pop(offset, None)
 
     # ---- between the two threads
 

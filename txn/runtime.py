@@ -67,6 +67,9 @@ class Runtime:
         windows = [ahead for program in self.programs.values() for ahead in program.ahead.values()]
         self.ahead = Ahead(windows) if windows else None
         self.listeners: dict[str, list[Callable[[Position, Batch], None]]] = {}
+        self.topics: dict[
+            str, list[Callable[[Position, int, Batch], None]]
+        ] = {}  # they keep, with the time, what commits
         self.changelogs: Mapping[str, Changes] = {}  # by table
         durable = database.base.path is not None  # in memory there is nothing to compare with later
         self.emitted = Emitted({name: graph.keyed[name] is not None for name in graph.producer_of} if durable else {})
@@ -340,12 +343,11 @@ class Runtime:
         of its own.
         """
         if txn.writes:
-            if self.changelogs and self.listeners:
+            if self.changelogs and (self.listeners or self.topics):
                 changes = self._changes(txn)
                 self.database.commit(txn.writes, txn.position, keep_older, readers)
                 for batch in changes:
-                    for listener in self.listeners[batch.stream]:
-                        listener(txn.position, batch)
+                    self._tell(txn, batch.stream, batch)
             else:
                 self.database.commit(txn.writes, txn.position, keep_older, readers)
         elif txn.unit.name in self.snapshots:
@@ -358,11 +360,17 @@ class Runtime:
         if self._recorded:
             for name, batch in txn.emitted.items():
                 self._recorded[name].add(txn.position, batch)
-        if self.listeners:
+        if self.listeners or self.topics:
             for name, batch in txn.emitted.items():
-                for listener in self.listeners.get(name, ()):
-                    listener(txn.position, batch)
+                self._tell(txn, name, batch)
         return txn.emitted
+
+    def _tell(self, txn: Transaction, stream: str, batch: Batch) -> None:
+        """A batch commits: topics keep it, and whoever listens hears of it."""
+        for keep in self.topics.get(stream, ()):
+            keep(txn.position, to_us(txn.time), batch)
+        for listener in self.listeners.get(stream, ()):
+            listener(txn.position, batch)
 
     def _hand_on(self, txn: Transaction) -> dict[str, Batch | Divided]:
         """The end of ``commit`` for a unit whose consumers get more than what it emitted, divided or with watermarks."""
@@ -374,15 +382,16 @@ class Runtime:
             for batch in output.values() if isinstance(output, dict) else (output,):
                 if self._recorded:
                     self._recorded[name].add(txn.position, batch)
-                for listener in self.listeners.get(name, ()):
-                    listener(txn.position, batch)
+                self._tell(txn, name, batch)
         if txn.unit.rekeyed:
             return outputs
         return {stream: batch for stream, batch in txn.streams.items() if stream in txn.unit.made}
 
     def _changes(self, txn: Transaction) -> list[Batch]:
         """What the transaction is about to change in tables whose changelog someone follows."""
-        followed = [(name, log) for name, log in self.changelogs.items() if self.listeners.get(log.stream)]
+        followed = [
+            (n, log) for n, log in self.changelogs.items() if log.stream in self.listeners or log.stream in self.topics
+        ]
         return [
             batch
             for name, log in followed

@@ -34,6 +34,7 @@ def backup_engine(engine: Engine, target: Path) -> None:
     with engine.merger.paused():
         copy_base(engine.database.base.cursor(), partial / "base.duckdb")
         _copy_upgrade(engine, partial / "generations")
+        _copy_topics(engine.directory.path, partial)  # before the log: what is in them must be in it
         with engine.lock:
             engine.durable.sync()
             end = engine.durable.writer.synced
@@ -86,6 +87,7 @@ def _copy_directory(path: Path, target: Path) -> None:
             if (path / name).exists():
                 shutil.copyfile(path / name, partial / name)
         shutil.copytree(directory.generations_path, partial / "generations", dirs_exist_ok=True)
+        _copy_topics(path, partial)
         _copy_log(path / "log", directory.files.names(), partial / "log", None)
         _finish(partial, target)
     finally:
@@ -98,10 +100,11 @@ def _backup_running(path: Path, target: Path, tries: int = 10) -> None:
         partial = _begin(target)
         try:
             newest = max((generation(p) for p in (path / "generations").glob("*.duckdb")), default=None)
-            _copy_log(path / "log", OsFiles(path / "log").names(), partial / "log", None)
             if newest is not None:
                 shutil.copyfile(newest.path, partial / "base.duckdb")
-        except FileNotFoundError:
+            _copy_topics(path, partial)
+            _copy_log(path / "log", OsFiles(path / "log").names(), partial / "log", None)
+        except (FileNotFoundError, shutil.Error):
             continue
         names = OsFiles(partial / "log").names()
         if names and int(names[0].removesuffix(".log")) <= (0 if newest is None else newest.lsn):
@@ -120,6 +123,12 @@ def _begin(target: Path) -> Path:
     partial.mkdir(mode=0o700, parents=True)
     (partial / "log").mkdir(mode=0o700)
     return partial
+
+
+def _copy_topics(source: Path, target: Path) -> None:
+    """Segments grow while they are copied: an entry cut in two at the end of one is emitted again by the replay."""
+    if (source / "topics").is_dir():
+        shutil.copytree(source / "topics", target / "topics", dirs_exist_ok=True)
 
 
 def _copy_log(source: Path, names: list[str], target: Path, end: int | None) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -63,7 +63,7 @@ class DurableLog:
             app
         )  # an LSN: before it another version of the app wrote the log
         self._generation_lsn = max((g.lsn for g in directory.generations()), default=survey.oldest)
-        self._generation_due = False
+        self.generation_due = False
         self._generation_bytes = config.generation_bytes
         self._lock = lock
         self._on_failed = on_failed
@@ -199,21 +199,21 @@ class DurableLog:
         self.writer.check_place()  # do not merge into a base that is gone from its path
         self.merges += 1
         lsn, chain = self.writer.place()
-        self._generation_due = generation or lsn - self._generation_lsn >= self._generation_bytes
-        kept = self._kept_from([lsn] if self._generation_due else [])
+        self.generation_due = generation or lsn - self._generation_lsn >= self._generation_bytes
+        kept = self.kept_from([lsn] if self.generation_due else [])
         self.stands = {"merge": self.merges, "directory": self.identity, "chain": chain, "kept": kept}
         return lsn
 
-    def _kept_from(self, coming: list[int]) -> int:
+    def kept_from(self, coming: Sequence[int] = ()) -> int:
         """The LSN from which the log is kept: that of the oldest kept generation; with too few, as far back as it goes."""
-        lsns = coming + [generation.lsn for generation in self.directory.generations()]
+        lsns = [*coming] + [generation.lsn for generation in self.directory.generations()]
         return lsns[KEPT_GENERATIONS - 1] if len(lsns) >= KEPT_GENERATIONS else self._oldest
 
     def merged(self, database: Database, lsn: int) -> None:
         """The base holds everything below ``lsn``: log that, keep a copy when it is due, remove old segments."""
         assert database.base.path is not None
         sync_base(database.base.path)
-        due = self._generation_due and self._keep_generation(database, lsn)
+        due = self.generation_due and self._keep_generation(database, lsn)
         self.writer.append(Checkpoint(self.merges, lsn, due))
         self.sync()
         crash_point("merge-after-checkpoint")
@@ -244,7 +244,7 @@ class DurableLog:
             crash_point("retention-before-remove")
             old.path.unlink()
         sync_file(self.directory.generations_path)
-        kept = self._kept_from([])
+        kept = self.kept_from()
         for name, following in pairwise(self.directory.files.names()):
             if begin_of(following) <= kept:
                 crash_point("retention-before-remove")

@@ -39,6 +39,7 @@ class Acceptance:
         self.sequence = 0  # the last sequence number assigned
         self._borders, self._scheduler = engine.borders, engine.scheduler
         self._halfway = engine.database.halfway
+        self._topics = engine.outbox.topics
         self._announces = engine.runtime.ahead is not None
         awaited = [stream for stream in engine.app.streams.values() if stream.awaited]
         self.awaited = {stream.name for stream in awaited}
@@ -96,6 +97,8 @@ class Acceptance:
             self.sequence = work.last
             if self._engine.durable is not None:
                 write_down(entry, work, self._engine.durable.writer)
+            if self._topics.of_borders:
+                self._topics.accepted(work)
             if ticket is not None:
                 batches = work.batches
                 ticket.ids += (batches[0].id,) if len(batches) == 1 else tuple([batch.id for batch in batches])
@@ -350,7 +353,7 @@ class Acceptance:
             return f"{capacity} of its batches wait for a batch of another stream with the same id"
         if scheduler.early and self._unasked(name) >= capacity:
             return f"{capacity} of its batches arrived before anything asked for them"
-        full = self._engine.outbox.full()
+        full = self._engine.outbox.full(name)
         if full is not None:
             return f"{len(full)} batches wait for subscriber {full.name!r}"
         return None

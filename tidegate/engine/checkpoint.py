@@ -37,7 +37,7 @@ from tidegate.txn.ticket import Ticket
 if TYPE_CHECKING:
     from tidegate.engine.engine import Engine
 
-FORMAT = 3
+FORMAT = 4
 
 
 def saved_state(engine: Engine, lsn: int) -> dict[str, Any]:
@@ -51,6 +51,7 @@ def saved_state(engine: Engine, lsn: int) -> dict[str, Any]:
         **({} if engine.durable is None else engine.durable.stands),
         "declared": declared_facts(engine.graph),
         "offsets": {source: to_json(offset) for source, offset in engine.offsets.items()},
+        "topics": engine.outbox.topics.saved(lsn),
         "subscriptions": engine.outbox.saved(),
         "emitted": engine.runtime.emitted.save(),
         "sequence": engine.sequence,
@@ -181,6 +182,7 @@ def restore(engine: Engine, meta: Mapping[str, Any]) -> None:
         return
     engine.acceptance.sequence = meta["sequence"]
     engine.offsets.update({source: from_json(offset) for source, offset in meta["offsets"].items()})
+    engine.outbox.topics.restore(meta["topics"])
     engine.outbox.restore(meta["subscriptions"])
     engine.runtime.emitted.restore(meta.get("emitted"), engine.sequence)
     for name, sequences in meta["borders"].items():

@@ -112,6 +112,8 @@ def let_go(engine: Engine) -> None:
             stack.callback(engine.lookout.close)
         if engine.directory is not None:
             stack.callback(engine.directory.close)
+        if hasattr(engine, "outbox"):
+            stack.callback(engine.outbox.topics.close)
         if hasattr(engine, "database"):
             stack.callback(engine.database.close)
         if engine.durable is not None:

@@ -22,7 +22,10 @@ def keep_for_deliveries(engine: Engine) -> None:
     """From now on batches are kept for every declared delivery, whether or not it has been started."""
     for declared in engine.app.deliveries.values():
         if declared.name not in engine.outbox.subscriptions:
-            engine.outbox.subscribe(declared.name, declared.stream, declared.options.get("snapshot", True))
+            options = {
+                name: declared.options[name] for name in ("snapshot", "start", "on_lag") if name in declared.options
+            }
+            engine.outbox.subscribe(declared.name, declared.stream, **options)
 
 
 def start_declared(engine: Engine) -> Started:

@@ -49,8 +49,9 @@ from tidegate.errors import AccessError, EngineClosed, LogFailed, unknown
 from tidegate.forking import own
 from tidegate.mutex import Rank, reentrant
 from tidegate.outside.delivery import Delivery, Sink, start_delivery
+from tidegate.outside.durable import DurableSubscription, Start
 from tidegate.outside.ingestion import Ingestion, ingest
-from tidegate.outside.outbox import DurableSubscription, Outbox
+from tidegate.outside.outbox import Outbox
 from tidegate.outside.sources import Source, check_place
 from tidegate.outside.subscription import Subscription
 from tidegate.storage.database import Database
@@ -170,6 +171,8 @@ class Engine:
         self.lookout.start()
         if survey is not None:
             restore(self, meta)
+        self.outbox.topics.begin_declared()
+        if survey is not None:
             self.recovery = recover(self, survey, meta, notes, progress)
             self.durable = self.journal.log = begin_log(self, survey, max(survey.merges, int(meta.get("merge", 0))))
         self.database.concurrent = self.config.executor == "threads" or self.directory is not None
@@ -428,21 +431,27 @@ class Engine:
         self.outbox.listen(stream, subscription.receive)
         return subscription
 
-    def subscribe_durably(self, stream: str, name: str, *, snapshot: bool = True) -> DurableSubscription:
-        """Follow the batches of a stream under a name: after a restart, those not acknowledged come again. A new name
-        gets what is caused by work that is accepted from now on.
+    def subscribe_durably(
+        self, stream: str, name: str, *, snapshot: bool = True, start: Start = "now", on_lag: Any = None
+    ) -> DurableSubscription:
+        """Follow the batches of a stream under a name: after a restart, those not acknowledged come again.
+
+        ``start``: where a new name begins: ``"now"`` (with what is caused by work accepted from now on) or, on a stream declared
+        with ``keep=``, ``"earliest"``, a time, or an offset. ``on_lag``: what waits is kept on disk (``"keep"``, the default with
+        a directory), or work that leads to it is refused when there is too much (``"block"``, see ``Config.backlog``), or the
+        oldest are dropped when more than so many wait (``("drop", 100_000)``; CursorGone tells).
         ``snapshot``: the subscription of a changelog begins with the rows that its table holds.
         """
         self.check_open()
-        self.check_emitted(stream)
-        return self.outbox.subscribe(name, stream, snapshot)
+        self.check_followed(stream)
+        return self.outbox.subscribe(name, stream, snapshot, start, on_lag)
 
     def deliver(self, stream: str, sink: Sink, name: str | None = None, **options: Any) -> Delivery:
         """Send a stream's batches to a sink, across restarts, in order for every key: exactly once when ``sink.transactional``,
         else at least once. Keep the ``name``. ``options``: those of :func:`tidegate.outside.delivery.start_delivery`.
         """
         self.check_open()
-        self.check_emitted(stream)
+        self.check_followed(stream)
         return start_delivery(self, stream, sink, name, **options)
 
     def start(self) -> Started:
@@ -461,6 +470,11 @@ class Engine:
         if stream not in self.app.streams or self.app.streams[stream].border:
             emitted = [s.name for s in self.app.streams.values() if not s.border]
             raise unknown("subscribe", "interior stream", stream, emitted)
+
+    def check_followed(self, stream: str) -> None:
+        """Raise unless there is such a stream: any can be followed durably."""
+        if stream not in self.app.streams:
+            raise unknown("subscribe", "stream", stream, self.app.streams)
 
     # ---- merging and closing
 

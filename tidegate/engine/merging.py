@@ -15,8 +15,10 @@ from tidegate.engine.pages import LargePages
 from tidegate.engine.system_views import Merge
 from tidegate.errors import BaseDamaged, DiskFull, EngineClosed, LogError, LogFailed, Overloaded, text_of
 from tidegate.mutex import Flag, Rank, mutex
+from tidegate.txn.log.writer import NO_ROOM
 
 if TYPE_CHECKING:
+    from tidegate.directory.log import DurableLog
     from tidegate.engine.engine import Engine
 
 log = logging.getLogger("tidegate")
@@ -131,10 +133,11 @@ class Merger:
                 lambda: list(engine.executor.snapshots),
                 engine.lock,
                 engine.turn,
-                before_publish=lambda: None if durable is None else durable.writer.force(lsn),
+                before_publish=lambda: None if durable is None else self._force(durable, lsn),
             )
             if durable is not None:
                 durable.merged(engine.database, lsn)
+            engine.outbox.topics.merged()
             self._succeeded()
             self._merged_at = started
             took = engine.clock.monotonic() - started
@@ -143,6 +146,18 @@ class Merger:
             self._tell_of_set_aside()
             if self._pages is not None and not self._closing:
                 self._pages.look()
+
+    def _force(self, durable: DurableLog, lsn: int) -> None:
+        """The base must never be ahead of the log, nor of the topics."""
+        durable.writer.force(lsn)
+        try:
+            self._engine.outbox.topics.sync()
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                raise DiskFull(
+                    f"the disk with the topics is full ({error}); free some space: work resumes by itself"
+                ) from error
+            raise durable.writer.stop(error) from error
 
     @contextmanager
     def paused(self) -> Iterator[None]:

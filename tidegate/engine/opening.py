@@ -47,6 +47,7 @@ from tidegate.txn.log.record import (
     Delivered,
     Executed,
     Fed,
+    Moved,
     Pushed,
     Reasked,
     Requeued,
@@ -134,6 +135,7 @@ def recover(engine: Engine, survey: Survey, meta: Mapping[str, Any], notes: list
     check_recorded(engine.app, survey.since(start), [str(execution) for execution in engine.scheduler.ready()])
     if report.records:
         progress(survey.end - start, survey.end - start, "done")
+    notes += engine.outbox.replayed()
     notes += [f"did not end in the replay either, and was stopped: {error}" for error in executor.ran_away]
     engine.journal.log = None
     report.unlogged = list(executor.unlogged.to_log(engine.scheduler))
@@ -195,6 +197,7 @@ class Replay:
             case Pushed() | Fed() | Called() | Requeued() | Advanced():
                 self._count("calls", isinstance(record, Called))
                 work = self._early.pop(id(record)) if id(record) in self._early else self._accepted(record)
+                self._outbox.topics.accepted(work)
                 if record.sequence in self.skipped:
                     self._skip(record, work)
                 else:
@@ -212,6 +215,8 @@ class Replay:
                 self._outbox.apply_delivered(record)
             case Subscribed():
                 self._outbox.apply_subscribed(record)
+            case Moved():
+                self._outbox.apply_moved(record)
 
     def _skip(self, record: Pushed | Fed | Called | Requeued | Advanced, work: Work) -> None:
         """Someone decided that this record is not to run. Its number, batch-ids and offset are taken all the same."""

@@ -30,7 +30,7 @@ from tidegate.directory.layout import Directory
 from tidegate.directory.survey import Survey
 from tidegate.engine.engine import Engine
 from tidegate.engine.progress import Progress, unseen
-from tidegate.errors import RecoveryRefused, TidegateError
+from tidegate.errors import CursorGone, LogDamaged, RecoveryRefused, TidegateError
 from tidegate.outside.outbox import Outbox
 from tidegate.streams.emitted import Emitted
 from tidegate.testing.history import History, outcome_of
@@ -56,6 +56,7 @@ class Verification:
     windows: int = 0
     emitted: dict[str, int] = field(default_factory=dict)  # batches emitted again and compared, for each stream
     changelogs: dict[str, int] = field(default_factory=dict)  # batches of changes compared, for each durable follower
+    topics: dict[str, int] = field(default_factory=dict)  # batches that each topic keeps, all read
     timers: int = 0  # pending ones compared
     waiting: int = 0  # batches that wait for a subscriber, compared row by row
     replayed: dict[str, int] = field(default_factory=dict)
@@ -116,6 +117,8 @@ def _copies(app: App, directory: Directory) -> Iterator[tuple[Path, Path, str]]:
             directory.path.glob("base.duckdb*") if start is None and since == BASE else [start] if start else []
         ):
             shutil.copyfile(path, again / (path.name if start is None else "base.duckdb"))
+            if (directory.path / "topics").is_dir():
+                shutil.copytree(directory.path / "topics", again / "topics", dirs_exist_ok=True)
         yield stored, again, since
 
 
@@ -159,6 +162,7 @@ def _compared(left: Engine, right: Engine) -> Verification:
     _compare("timer", one.timers, two.timers, found.differences)
     _compare_emitted(left.runtime.emitted, right.runtime.emitted, found)
     _compare_changelogs(left.outbox, right.outbox, found)
+    _read_topics(left.outbox, found)
     outputs = [_waiting(engine) for engine in (left, right)]
     found.waiting = len(outputs[0])
     _compare("batch waiting for", outputs[0], outputs[1], found.differences)
@@ -182,6 +186,15 @@ def _compare_changelogs(stored: Outbox, again: Outbox, found: Verification) -> N
         if told is not None:
             found.differences.append(f"changelog {subscription.stream} for {name!r}: {told}")
         found.changelogs[name] = other.told.count - other.told.restored
+
+
+def _read_topics(stored: Outbox, found: Verification) -> None:
+    """Everything that topics keep can be read."""
+    for topic in stored.topics:
+        try:
+            found.topics[topic.stream] = sum(1 for _ in topic.scan(topic.begin))
+        except (LogDamaged, CursorGone) as error:
+            found.differences.append(f"topic {topic.stream}: {error}")
 
 
 def _waiting(engine: Engine) -> dict[Any, Any]:

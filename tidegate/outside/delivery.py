@@ -24,13 +24,14 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tidegate.crashpoints import crash_point
 from tidegate.errors import DiskFull, EngineClosed, ServerError, SinkError, SinkRefused, TidegateError, text_of
 from tidegate.forking import own
 from tidegate.mutex import Flag
 from tidegate.outside.background import in_background, repeat
+from tidegate.outside.durable import Start
 from tidegate.outside.feedback import check_acyclic, check_ordered
 from tidegate.storage.schema import Relation
 from tidegate.streams.batch import Batch
@@ -300,12 +301,14 @@ def start_delivery(
     tries: int | None = None,
     snapshot: bool = True,
     patient: bool = False,
+    start: Start = "now",
+    on_lag: Any = None,
 ) -> Delivery:
     """See :meth:`Engine.deliver`. ``background``: a thread delivers, not ``pump()``. ``tries``: see :class:`Delivery`.
     ``patient``: an unreachable target is tried again later, instead of raising SinkError here.
 
     ``snapshot``: the first delivery of a changelog under this name begins with the rows that its table holds; False: with
-    the next change.
+    the next change. ``start``, ``on_lag``: of a new delivery, as in :meth:`Engine.subscribe_durably`.
     """
     name = f"{engine.app.name}/{stream}/{type(sink).__name__}" if name is None else name
     if sink.transactional and engine.directory is None:
@@ -340,7 +343,7 @@ def start_delivery(
                 raise
             unreachable = error
         engine.check_open()
-        subscription = engine.outbox.subscribe(name, stream, snapshot)
+        subscription = engine.outbox.subscribe(name, stream, snapshot, start, on_lag)
         with engine.lock:
             engine.check_open()
             delivery = Delivery(subscription, sink, tries, check_open=engine.check_open, sending=engine.outbox.sending)

@@ -7,11 +7,13 @@ streams.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from tidegate.errors import DeclarationError
 
 if TYPE_CHECKING:
+    from tidegate.dataflows.graph import Unit
     from tidegate.engine.engine import Engine
 
 
@@ -58,7 +60,7 @@ def _fed_by(engine: Engine, sink: Any) -> str | None:
 
 def _way(engine: Engine, path: list[str]) -> list[str] | None:
     """How ``path`` leads from its last stream back to its first, if it does."""
-    outputs = _caused_by(engine, path[-1])
+    outputs = caused_by(engine, path[-1])
     if path[0] in outputs:
         return [*path, path[0]]
     for delivery in engine.outbox.deliveries.values():
@@ -70,9 +72,13 @@ def _way(engine: Engine, path: list[str]) -> list[str] | None:
     return None
 
 
-def _caused_by(engine: Engine, border: str) -> set[str]:
-    """The streams that may have batches because ``border`` had one."""
+def caused_by(engine: Engine, border: str) -> set[str]:
+    """The streams that may have batches because ``border`` had one: itself, too."""
     units = engine.graph.caused_by.get(border, ())
+    return {border} | {stream for unit in units for stream in unit.outputs} | changed_by(engine, units)
+
+
+def changed_by(engine: Engine, units: Iterable[Unit]) -> set[str]:
+    """The changelogs of the tables that these write."""
     written = {access.table for unit in units for access in unit.access if access.write}
-    emitted = {stream for unit in units for stream in unit.outputs}
-    return emitted | {s.name for s in engine.app.streams.values() if s.changelog_of in written}
+    return {s.name for s in engine.app.streams.values() if s.changelog_of in written}

@@ -1,169 +1,35 @@
-"""Durable subscriptions: committed output batches are kept until their subscriber has acknowledged them.
-
-A subscriber has a name; under it the engine remembers, across crashes, which batches it has not acknowledged. A batch
-is handed out only when the log holds what caused it, so nothing is seen outside that a crash could undo.
-"""
+"""All durable subscriptions and deliveries of one engine: made, ended, logged, saved in checkpoints and restored."""
 
 from __future__ import annotations
 
 import datetime as dt
+import logging
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from tidegate.dataflows.changelogs import SNAPSHOT
-from tidegate.errors import TidegateError, text_of
-from tidegate.forking import own
-from tidegate.mutex import Rank, reentrant
+from tidegate.dataflows.definitions import Stream
+from tidegate.errors import CursorGone, DeclarationError, TidegateError
 from tidegate.outside.changelog import Changelog, changelogs
+from tidegate.outside.durable import DROPPED_AT_ONCE, Acknowledged, DurableSubscription, OnLag, Start, checked_on_lag
+from tidegate.outside.feedback import caused_by, changed_by
 from tidegate.outside.sources import check_stored_name
-from tidegate.storage.codec import from_json, to_json
+from tidegate.outside.topics.kept import Topics
+from tidegate.outside.topics.topic import Topic
+from tidegate.storage.codec import from_json
 from tidegate.storage.halfway import DELIVERING
 from tidegate.streams.batch import Batch
 from tidegate.streams.emitted import Blocks, Chain
-from tidegate.txn.log.record import Delivered, Subscribed, from_us, to_us
-from tidegate.txn.positions import sequence_of
+from tidegate.txn.log.record import Delivered, Moved, Subscribed, from_us, to_us
 from tidegate.txn.transaction import Transaction
 
 if TYPE_CHECKING:
     from tidegate.engine.engine import Engine
     from tidegate.outside.delivery import Delivery
 
-Address = tuple[Any, int]  # (key, batch-id)
-
-
-class DurableSubscription:
-    """The unacknowledged batches of one stream, for one named subscriber, oldest first.
-
-    ``get`` hands out each batch once per opening of the engine; ``ack`` says that it never needs to be
-    handed out again. ``begun``: False while that of a changelog waits for its snapshot, see :mod:`tidegate.outside.changelog`.
-    ``since``: it is about what entered the order later than this sequence number.
-    ``told``: a fingerprint of everything it received, where the stream itself has none (a changelog is made for its
-    followers).
-    """
-
-    def __init__(
-        self, outbox: Outbox, name: str, stream: str, begun: bool, since: int, told: Chain | Blocks | None
-    ) -> None:
-        own(self)
-        self._outbox = outbox
-        self.name = name
-        self.stream = stream
-        self.begun = begun
-        self.since = since
-        self.told = told
-        self.asked = False  # for its snapshot, since the engine was opened
-        self.notice: Callable[[], None] = lambda: None  # called after a batch has arrived
-        # not acknowledged, oldest first; an OrderedDict, because taking the first of a dict that lost many is slow
-        self.waiting: OrderedDict[Address, Batch] = OrderedDict()
-        self._handed_out: set[Address] = set()
-        self._guard = reentrant(Rank.LEAF)
-        self._arrived = threading.Condition(self._guard)
-        self._interrupted = False
-
-    def receive(self, position: int, batch: Batch) -> None:
-        """Called inside the commit."""
-        if self.begun and sequence_of(position) > self.since:
-            with self._guard:
-                self.waiting[batch.key, batch.id] = batch
-                self._arrived.notify_all()
-            if self.told is not None:
-                self.told.add(position, batch)
-            self.notice()
-
-    def begin(self, snapshot: Iterable[Batch]) -> None:
-        """Called inside the commit of the snapshot. Earlier changes are in it; later ones follow."""
-        self.begun = True
-        for batch in snapshot:
-            self.receive(batch.id, batch)
-
-    def get(self, timeout_s: float | None = 0) -> Batch | None:
-        """The next batch that was not handed out yet; None when none arrives within ``timeout_s`` seconds."""
-        return next(iter(self.take(1, timeout_s)), None)
-
-    def take(self, limit: int, timeout_s: float | None = 0) -> list[Batch]:
-        """Up to ``limit`` batches not handed out yet, waiting up to ``timeout_s`` seconds for the first.
-
-        They are final: everything in the log so far is on disk, what caused them and earlier
-        acknowledgements included.
-        """
-        if timeout_s != 0:
-            self.wait(timeout_s)
-        with self._guard:
-            unseen = (batch for address, batch in self.waiting.items() if address not in self._handed_out)
-            batches = list(islice(unseen, limit))
-            self._handed_out.update((batch.key, batch.id) for batch in batches)
-        try:
-            if batches:
-                self._outbox.settle()
-        except BaseException:
-            self.put_back(batches)
-            raise
-        return batches
-
-    def peek(self, limit: int | None = None) -> list[Batch]:
-        """The oldest batches that are not acknowledged, handed out or not. They are final, as those of :meth:`take`."""
-        with self._guard:
-            batches = list(islice(self.waiting.values(), limit))
-        if batches:
-            self._outbox.settle()
-        return batches
-
-    def wait(self, timeout_s: float | None = None) -> None:
-        """Return when there is something to take, after ``timeout_s`` seconds, or when interrupted."""
-        with self._guard:
-            self._arrived.wait_for(self._anything_new, timeout_s)
-
-    def _anything_new(self) -> bool:
-        return self._interrupted or len(self.waiting) > len(self._handed_out)
-
-    def put_back(self, batches: Iterable[Batch]) -> None:
-        """The batches were not handled in the end: hand them out again, before later ones."""
-        with self._guard:
-            self._handed_out.difference_update((batch.key, batch.id) for batch in batches)
-            self._arrived.notify_all()
-
-    def interrupt(self) -> None:
-        """Stop waiting for batches: ``take`` returns at once from now on."""
-        with self._guard:
-            self._interrupted = True
-            self._arrived.notify_all()
-
-    def __iter__(self) -> Iterator[Batch]:
-        while (batch := self.get()) is not None:
-            yield batch
-
-    def __len__(self) -> int:
-        return len(self.waiting)
-
-    def ack(self, batches: Batch | Iterable[Batch]) -> None:
-        """The batches are handled for good."""
-        done = [batches] if isinstance(batches, Batch) else list(batches)
-        addresses = [(batch.key, batch.id) for batch in done]
-        record = Delivered(self.name, [[to_json(key), batch_id] for key, batch_id in addresses])
-        with self._outbox.step():  # atomic for a checkpoint: it falls neither before the record nor between the two
-            self._outbox.log(record)
-            self.forget(addresses)
-            self._outbox.made_room()
-
-    def refuse(self, batch: Batch, reason: str) -> None:
-        """The target refuses this batch: it becomes a dead letter, and the next one follows."""
-        now, reason = self._outbox.now(), text_of(reason)
-        record = Delivered(self.name, [[to_json(batch.key), batch.id]], reason, to_us(now))
-        with self._outbox.step():
-            self._outbox.log(record)
-            self._outbox.dead_letter(self.name, batch, reason, now)
-            self.forget([(batch.key, batch.id)])
-            self._outbox.made_room()
-
-    def forget(self, addresses: Iterable[Address]) -> None:
-        with self._guard:
-            for address in addresses:
-                self.waiting.pop(address, None)
-                self._handed_out.discard(address)
+log = logging.getLogger("tidegate")
 
 
 class Outbox:
@@ -173,22 +39,31 @@ class Outbox:
         self._engine = engine
         self.subscriptions: dict[str, DurableSubscription] = {}
         self.deliveries: dict[str, Delivery] = {}
+        self.topics = Topics(engine)
+        self._leads: dict[str, set[str]] = {}  # border stream or procedure -> the streams that it leads to
         self._sending: set[int] = set()  # threads
         runtime = engine.runtime
         runtime.changelogs = found = changelogs(engine.app, engine.database)
         runtime.snapshots = {SNAPSHOT + table: self._beginner(changelog) for table, changelog in found.items()}
 
-    def subscribe(self, name: str, stream: str, snapshot: bool = True) -> DurableSubscription:
-        """The subscription ``name``: as it was left, or new from now on; of a changelog, with what its table holds."""
+    def subscribe(
+        self, name: str, stream: str, snapshot: bool = True, start: Start = "now", on_lag: Any = None
+    ) -> DurableSubscription:
+        """The subscription ``name``: as it was left, or new from ``start`` on; of a changelog, with what its table holds."""
         table = self._engine.app.streams[stream].changelog_of
         check_stored_name("the name of a subscription or delivery", name)
-        known = self.subscriptions.get(name) or self._begin(name, stream, begun=table is None or not snapshot)
+        chosen = checked_on_lag(on_lag, self._engine.directory is not None)
+        known = self.subscriptions.get(name)
+        if known is None:
+            known = self._begin(name, stream, table is None or not snapshot, start, chosen)
         with self._engine.lock:
             if known.stream != stream:
                 raise TidegateError(
                     f"subscription {name!r} follows stream {known.stream}, not {stream}; use another name",
                     stream=stream,
                 )
+            if on_lag is not None and chosen != known.on_lag:
+                self._change_lag(known, chosen)
             ask = not known.begun and not known.asked  # asking again after a crash is harmless: the first one counts
             known.asked |= ask
         if ask:
@@ -199,15 +74,78 @@ class Outbox:
                 raise
         return known
 
-    def _begin(self, name: str, stream: str, begun: bool) -> DurableSubscription:
+    def _begin(self, name: str, stream: str, begun: bool, start: Start, on_lag: OnLag) -> DurableSubscription:
         """It is ordered after everything accepted so far; the turn keeps that from proceeding meanwhile."""
         with self._engine.turn, self._engine.lock:
             if name in self.subscriptions:
                 return self.subscriptions[name]
-            since = self._engine.sequence if begun else 0
+            declared = self._engine.app.streams[stream]
+            since = self._engine.sequence if begun and start == "now" else 0 if not begun else -1
+            if start != "now" and (declared.changelog_of is not None or declared.keep is None):
+                raise _not_kept(declared, start)
+            topic = self.topics.shared.get(stream)
+            at = 0 if topic is None else self._offset(topic, start)
             with self.step():
-                self.log(Subscribed(name, stream, snapshot=not begun, since=since))
-                return self._add(name, stream, begun, since)
+                id = (
+                    topic.id
+                    if topic is not None
+                    else self.topics.new_id(stream, name if declared.changelog_of else None)
+                )
+                self.log(Subscribed(name, stream, snapshot=not begun, since=since, start=at, on_lag=on_lag, topic=id))
+                return self._add(name, stream, begun, since, at, on_lag, id)
+
+    def _offset(self, topic: Topic, start: Start) -> int:
+        """The offset that a reader means; under the lock."""
+        if start == "now":
+            return topic.end
+        if start == "earliest":
+            return topic.begin
+        if isinstance(start, dt.datetime):
+            self._settle_topic(topic)
+            return topic.offset_at(to_us(start.replace(tzinfo=None) if start.tzinfo is None else _utc(start)))
+        if type(start) is not int:
+            raise DeclarationError(
+                f"start={start!r}: give 'earliest', 'now', a datetime, or an offset", stream=topic.stream
+            )
+        if not topic.begin <= start <= topic.end:
+            raise CursorGone(
+                f"topic {topic.stream} has no offset {start}: it keeps {topic.begin} to {topic.end}; begin with 'earliest'",
+                stream=topic.stream,
+                cursor=start,
+            )
+        return start
+
+    def seek(self, subscription: DurableSubscription, to: Start) -> None:
+        """See :meth:`DurableSubscription.seek`."""
+        self._engine.check_open()
+        self.settle(subscription.topic)  # an offset that is logged stays what it is
+        with self._engine.lock:
+            at = self._offset(subscription.topic, to)
+            with self.step():
+                self.log(Moved(subscription.name, at))
+                subscription.moved(at, lost=False)
+                self.made_room(subscription.topic)
+
+    def drop_oldest(self, subscription: DurableSubscription) -> None:
+        """It lags more than it may. Called inside the commit of one batch too many; a replay goes by the record."""
+        if self._engine.durable is None and self._engine.directory is not None:
+            return
+        assert type(subscription.on_lag) is tuple
+        limit = subscription.on_lag[1]
+        at = subscription.topic.end - max(limit - max(limit // DROPPED_AT_ONCE, 1), 0)
+        if at > subscription.done.next:
+            self.log(Moved(subscription.name, at, lost=True))
+            subscription.moved(at, lost=True)
+            log.warning(
+                "subscription %s lags more than %d batches behind: those up to offset %d are dropped",
+                *(subscription.name, limit, at),
+            )
+
+    def _change_lag(self, subscription: DurableSubscription, on_lag: OnLag) -> None:
+        record = Subscribed(subscription.name, subscription.stream, on_lag=on_lag)
+        with self.step():
+            self.log(record)
+            subscription.on_lag = on_lag
 
     def _beginner(self, changelog: Changelog) -> Callable[[Transaction], None]:
         """What the call for a snapshot does when it commits."""
@@ -216,7 +154,7 @@ class Outbox:
             subscription = self.subscriptions.get(txn.arguments[0][0])
             if subscription is not None and subscription.stream == changelog.stream and not subscription.begun:
                 txn.access = txn.unit.members[0].access  # its procedure is over: this is a part of its commit
-                subscription.begin(changelog.snapshot(txn))
+                subscription.begin(changelog.snapshot(txn), txn.time)
 
         return begin
 
@@ -238,11 +176,25 @@ class Outbox:
         for delivery in self.deliveries.values():
             delivery.close()
 
-    def _add(self, name: str, stream: str, begun: bool, since: int) -> DurableSubscription:
-        subscription = self.subscriptions[name] = DurableSubscription(
-            self, name, stream, begun, since, self._fingerprint(stream)
-        )
-        self._engine.runtime.listen(stream, subscription.receive)
+    def _add(
+        self, name: str, stream: str, begun: bool, since: int, start: int, on_lag: OnLag, id: str
+    ) -> DurableSubscription:
+        if self._engine.app.streams[stream].changelog_of is not None:
+            topic = self.topics.own(name, stream, -1, id)
+            topic.restore(None)
+        else:
+            topic = self.topics.follow(stream, max(since, 0), id)
+        return self._put(name, topic, begun, since, Acknowledged(start), on_lag)
+
+    def _put(
+        self, name: str, topic: Topic, begun: bool, since: int, done: Acknowledged, on_lag: OnLag
+    ) -> DurableSubscription:
+        told = self._fingerprint(topic.stream)
+        subscription = DurableSubscription(self, name, topic, begun, since, told, done, on_lag)
+        self.subscriptions[name] = subscription
+        topic.followers.append(subscription)
+        if topic.private:
+            self._engine.runtime.topics.setdefault(topic.stream, []).append(subscription.receive)
         return subscription
 
     def _fingerprint(self, stream: str) -> Chain | Blocks | None:
@@ -254,7 +206,12 @@ class Outbox:
 
     def _drop(self, name: str) -> None:
         subscription = self.subscriptions.pop(name)
-        self._engine.runtime.unlisten(subscription.stream, subscription.receive)
+        topics = self._engine.runtime.topics
+        if subscription.topic.private:
+            topics[subscription.stream].remove(subscription.receive)
+            if not topics[subscription.stream]:
+                del topics[subscription.stream]
+        self.topics.leave(subscription.topic, subscription, name)
 
     # ---- backlog
 
@@ -268,14 +225,33 @@ class Outbox:
         finally:
             self._sending.discard(thread)
 
-    def full(self) -> DurableSubscription | None:
-        """A subscription whose backlog is full; while there is one, no new work is accepted."""
+    def full(self, border: str) -> DurableSubscription | None:
+        """A subscription that asks for it (``on_lag="block"``) and has as much waiting as it may, of streams that ``border``
+        leads to; while there is one, no new work of that kind is accepted.
+        """
         if self._sending and threading.get_ident() in self._sending:
             return None
         backlog = self._engine.config.backlog
-        return next((s for s in self.subscriptions.values() if len(s.waiting) >= backlog), None)
+        for subscription in self.subscriptions.values():
+            full = subscription.on_lag == "block" and len(subscription) >= backlog
+            if full and subscription.stream in self._led_to(border):
+                return subscription
+        return None
 
-    def made_room(self) -> None:
+    def _led_to(self, name: str) -> set[str]:
+        """The streams that may have batches because of work of this name: a border stream, or a procedure that is called."""
+        found = self._leads.get(name)
+        if found is None:
+            unit = self._engine.graph.oltp.get(name)
+            found = self._leads[name] = (
+                caused_by(self._engine, name) if unit is None else changed_by(self._engine, [unit])
+            )
+        return found
+
+    def made_room(self, topic: Topic) -> None:
+        if topic.files is None and topic.keep is None:
+            needed = [follower.needs for follower in topic.followers]
+            topic.forget(min([topic.end, *(offset for offset in needed if offset is not None)]))
         self._engine.executor.ended.notify_all()
 
     def dead_letter(self, subscription: str, batch: Batch, reason: str, at: dt.datetime) -> None:
@@ -304,14 +280,19 @@ class Outbox:
         if self._engine.durable is not None:
             self._engine.durable.writer.wait(lsn)
 
-    def settle(self) -> None:
-        """Return when everything committed so far is on disk.
+    def settle(self, topic: Topic | None = None) -> None:
+        """Return when everything committed so far is on disk, and so what is in ``topic`` may be shown.
 
         The end of the log is read under the lock, so that it includes the record of a commit under way.
         """
         with self._engine.lock:
             lsn = self.lsn()
         self.wait(lsn)
+        if topic is not None:
+            self._settle_topic(topic)
+
+    def _settle_topic(self, topic: Topic) -> None:
+        topic.settle(self.topics.ready)
 
     def log(self, record: Any) -> None:
         if self._engine.durable is not None:
@@ -322,47 +303,71 @@ class Outbox:
         subscription = self.subscriptions.get(record.subscription)
         if subscription is None:
             return
-        addresses = [(from_json(key), batch_id) for key, batch_id in record.batches]
+        offsets = [at for told in record.batches if (at := _offset_told(subscription, *told)) is not None]
         if record.refused is not None:
-            for address in addresses:
-                self.dead_letter(
-                    subscription.name, subscription.waiting[address], record.refused, from_us(record.time_us)
-                )
-        subscription.forget(addresses)
+            for batch in subscription.at(offsets).values():
+                self.dead_letter(subscription.name, batch, record.refused, from_us(record.time_us))
+        subscription.forget(offsets)
+
+    def apply_moved(self, record: Moved) -> None:
+        subscription = self.subscriptions.get(record.subscription)
+        if subscription is not None:
+            subscription.moved(record.to, record.lost)
 
     def apply_subscribed(self, record: Subscribed) -> None:
+        known = self.subscriptions.get(record.subscription)
+        on_lag = checked_on_lag(record.on_lag, durable=True)
         if record.closed:
             self._drop(record.subscription)
-        elif record.subscription not in self.subscriptions:
-            self._add(record.subscription, record.stream, not record.snapshot, record.since)
+        elif known is None:
+            facts = (not record.snapshot, record.since, record.start, on_lag)
+            id = record.topic or self.topics.new_id(record.stream, record.subscription)
+            self._add(record.subscription, record.stream, *facts, id)
+        else:
+            known.on_lag = on_lag
+
+    def replayed(self) -> list[str]:
+        """The replay is over; returns what is to be told."""
+        told = self.topics.replayed()
+        for subscription in self.subscriptions.values():
+            subscription.replayed()
+        return told
 
     # ---- the checkpoint
 
     def saved(self) -> list[Any]:
-        return [
-            [
-                s.name,
-                s.stream,
-                [
-                    [to_json(key), i, to_json([tuple(row) for row in batch.rows])]
-                    for (key, i), batch in s.waiting.items()
-                ],
-                s.begun,
-                None if s.told is None else s.told.save(),
-                s.since,
-            ]
-            for s in self.subscriptions.values()
-        ]
+        return [subscription.saved() for subscription in self.subscriptions.values()]
 
     def restore(self, saved: list[Any]) -> None:
-        for name, stream, waiting, begun, told, since in saved:
-            relation = self._engine.app.streams[stream].relation
-            subscription = self._add(name, stream, begun, since)
+        for name, stream, _, begun, told, since, id, next, above, on_lag, lost in saved:
+            topic = self.topics.restored(name, stream, id)
+            done, lag = Acknowledged(next, above), checked_on_lag(on_lag, durable=True)
+            subscription = self._put(name, topic, begun, since, done, lag)
+            subscription.lost = None if lost is None else tuple(lost)
             if subscription.told is not None and told is not None:
                 subscription.told.restore(told)
             else:
                 subscription.told = None  # not kept from the start
-            for key, batch_id, rows in waiting:
-                kept = tuple(relation.row._make(from_json(row)) for row in rows)
-                batch = Batch(relation, batch_id, kept, from_json(key))
-                subscription.waiting[batch.key, batch_id] = batch
+
+
+def _offset_told(subscription: DurableSubscription, key: Any, batch_id: int, offset: int | None = None) -> int | None:
+    """The offset that was acknowledged; a log from before there were offsets does not say it."""
+    return subscription.find(from_json(key), batch_id) if offset is None else offset
+
+
+def _not_kept(stream: Stream, start: Start) -> DeclarationError:
+    if stream.changelog_of is not None:
+        return DeclarationError(
+            f"subscribe_durably({stream.name!r}, …, start={start!r}): a changelog begins with what its table holds "
+            f"(snapshot=True) or with the next change (snapshot=False); leave out start=",
+            stream=stream.name,
+        )
+    return DeclarationError(
+        f"subscribe_durably({stream.name!r}, …, start={start!r}): nothing of {stream.name} is kept from before. Declare it with "
+        f"keep=, for example app.stream({stream.name!r}, …, keep='7d'), or begin with start='now'",
+        stream=stream.name,
+    )
+
+
+def _utc(time: dt.datetime) -> dt.datetime:
+    return time.astimezone(dt.UTC).replace(tzinfo=None)

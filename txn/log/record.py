@@ -198,7 +198,7 @@ class Reasked(Record, frozen=True, array_like=True, tag=13):
 
 
 class Delivered(Record, frozen=True, array_like=True, tag=6):
-    """A durable subscriber is done with these batches, each given as [key, batch-id].
+    """A durable subscriber is done with these batches, each given as [key, batch-id, offset].
 
     ``refused``: why its target refused them; they became dead letters at ``time_us``.
     """
@@ -221,7 +221,8 @@ class Subscribed(Record, frozen=True, array_like=True, tag=8):
     """A durable subscription was created, or (``closed``) dropped. ``snapshot``: it begins with one, taken by a call.
 
     ``since``: it gets what executions with later sequence numbers emit. It does not get what was in progress when it
-    was created, whenever that commits: a replay may have run it before it reaches this record.
+    was created, whenever that commits: a replay may have run it before it reaches this record. ``start``: the offset at
+    which it begins to read ``topic``, given by its id. ``on_lag``: what becomes of what waits; said again when that changes.
     """
 
     subscription: str
@@ -229,6 +230,19 @@ class Subscribed(Record, frozen=True, array_like=True, tag=8):
     closed: bool = False
     snapshot: bool = False
     since: int = 0
+    start: int = 0
+    on_lag: Any = None
+    topic: str = ""
+
+
+class Moved(Record, frozen=True, array_like=True, tag=40):
+    """A durable subscription goes on at offset ``to``: it was told to, or (``lost``) it lagged, and what was before it was
+    dropped.
+    """
+
+    subscription: str
+    to: int
+    lost: bool = False
 
 
 class Skipped(Record, frozen=True, array_like=True, tag=10):
@@ -272,6 +286,7 @@ Any_ = (
     | Delivered
     | Checkpoint
     | Subscribed
+    | Moved
     | Skipped
     | Upgraded
 )

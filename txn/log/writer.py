@@ -279,6 +279,13 @@ class LogWriter:
                 self._fail(error.__context__)
             raise
 
+    def stop(self, error: OSError) -> LogFailed:
+        """What is derived from the log could not be synced: nothing more is acknowledged."""
+        with self._guard:
+            refusal = self._fail(error)
+        self._tell_failure()
+        return refusal
+
     def _fail(self, error: BaseException) -> LogFailed:
         self.failed = self.failed or error
         return self.refusal()

@@ -39,6 +39,7 @@ class Carrying:
             **meta,
             "declared": declared,
             "offsets": self._offsets(meta["offsets"]),
+            "topics": list(self._topics(meta["topics"])),
             "subscriptions": list(self._subscriptions(meta, declared)),
             "emitted": emitted,
             "borders": {
@@ -87,13 +88,21 @@ class Carrying:
         return found
 
     def _subscriptions(self, meta: Mapping[str, Any], declared: Mapping[str, Any]) -> Iterable[list[Any]]:
-        for name, stream, waiting, begun, told, since in meta["subscriptions"]:
+        for name, stream, waiting, begun, told, *rest in meta["subscriptions"]:
             if ("subscription", name) in self._plan.forgotten:
                 continue
             new = self._plan.streams[stream]
             same = (meta["declared"]["streams"][stream]["key"] is None) == (declared["streams"][new]["key"] is None)
-            kept = [[key, batch_id, self._rows(new, batch)] for key, batch_id, batch in waiting]
-            yield [name, new, kept, begun, told if same else None, since]
+            yield [name, new, waiting, begun, told if same else None, *rest]
+
+    def _topics(self, topics: Iterable[Mapping[str, Any]]) -> Iterable[dict[str, Any]]:
+        """Their batches stay as they were written: what they lack is filled in when they are read."""
+        for topic in topics:
+            stream, end = topic["stream"], topic["place"][0]
+            if stream not in self._plan.streams:
+                continue
+            begins_anew = {"place": [end, -1, 0, 0], "oldest": end} if ("topic", stream) in self._plan.forgotten else {}
+            yield {**topic, "stream": self._plan.streams[stream], **begins_anew}
 
     def _rows(self, stream: str, rows: Iterable[Sequence[Any]]) -> list[Any]:
         fills = self._fills.get(stream, ())

@@ -40,7 +40,7 @@ def plan_streams(plan: Plan, graph: Graph, meta: Mapping[str, Any], drops: Drops
                 "stream", new, what, f"{FINISH}, or let it cancel them; or declare the stream under another name"
             )
         if facts["columns"] != now["columns"]:
-            _columns(plan, app, name, new, facts["columns"], held)
+            _columns(plan, app, name, new, facts["columns"], held, drops)
         if not same_keys(facts, now):
             _key(plan, new, now, held.batches(name))
     for name in app.streams:
@@ -84,7 +84,12 @@ class _Held:
 
     def subscriptions(self, stream: str) -> dict[str, int]:
         """Who follows it, each with the number of batches that wait."""
-        return {name: len(waiting) for name, followed, waiting, *_ in self._meta["subscriptions"] if followed == stream}
+        return {name: waiting for name, followed, waiting, *_ in self._meta["subscriptions"] if followed == stream}
+
+    def kept(self, stream: str) -> int:
+        """How many batches its topic holds."""
+        found = [t for t in self._meta["topics"] if t["stream"] == stream and not t["private"]]
+        return sum(int(topic["place"][0]) - int(topic["oldest"]) for topic in found)
 
     def batches(self, stream: str) -> int:
         """How many of its batches wait for something: timers for their time."""
@@ -128,7 +133,10 @@ def _vanished(plan: Plan, name: str, held: _Held, drops: Drops) -> None:
     for follower, waiting in followers.items():
         what = f"it follows stream {name}, which the app no longer declares; {waiting:,} batches wait for it"
         drop_or_refuse(plan, drops, "subscription", follower, what, "Say renamed_from= where the stream is now")
-    if not (ids or followers or timers):
+    if kept := held.kept(name):
+        what = f"the app no longer declares the stream; {kept:,} batches that its topic holds would be gone"
+        drop_or_refuse(plan, drops, "topic", name, what, "Say renamed_from= where it is now")
+    if not (ids or followers or timers or kept):
         plan.add("stream", name, "the app no longer declares it; nothing of it is stored", Verdict.DROPPED)
 
 
@@ -145,7 +153,7 @@ def _batch_ids(
     drop_or_refuse(plan, drops, "stream", name, what, "Declare it under another name")
 
 
-def _columns(plan: Plan, app: App, name: str, new: str, stored: list[list[Any]], held: _Held) -> None:
+def _columns(plan: Plan, app: App, name: str, new: str, stored: list[list[Any]], held: _Held, drops: Drops) -> None:
     relation = app.streams[new].relation
     columns = relation.columns
     waiting = held.batches(name)
@@ -160,6 +168,11 @@ def _columns(plan: Plan, app: App, name: str, new: str, stored: list[list[Any]],
         else:
             plan.add("stream", new, f"{what}; none of its batches waits", Verdict.CARRIED)
             plan.reformed.add(new)
+            if held.kept(name) and app.streams[new].keep is not None:
+                lost = f"the {held.kept(name):,} batches that it keeps have other columns than its stream from now on"
+                drop_or_refuse(plan, drops, "topic", name, lost, "Declare the stream under another name")
+            else:
+                plan.forgotten.add(("topic", name))
         return
     added = plan.widened[new] = []
     for column in columns[len(stored) :]:
