@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import struct
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ from msgspec import UNSET
 from starlette.requests import ClientDisconnect, Request
 
 from tidegate.errors import DataError, ServerError
+from tidegate.outside.durable import Start
 from tidegate.server.settings import Settings
 
 JSON = "application/json"
@@ -76,6 +78,37 @@ class Acknowledged(msgspec.Struct, forbid_unknown_fields=True):
     cursors: list[str]
     up_to: bool = False
     refused: str | None = None
+
+
+class Sought(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a seek."""
+
+    to: int | str
+
+
+def read_start(given: int | str | None) -> Start:
+    """Where a subscription begins: now, earliest, an offset, or a time."""
+    if given is None:
+        return "now"
+    if isinstance(given, int) or given in ("now", "earliest"):
+        return given  # type: ignore[return-value]
+    if given.isascii() and given.isdigit() and len(given) < 19:
+        return int(given)
+    try:
+        return dt.datetime.fromisoformat(given)
+    except ValueError:
+        raise DataError(
+            f"start {given[:80]!r} is no place in a topic: give now, earliest, an offset, or a time in ISO 8601",
+            column="start",
+        ) from None
+
+
+def read_on_lag(given: str | None) -> Any:
+    """What becomes of what waits: keep, block, or drop:NUMBER."""
+    kind, _, number = (given or "").partition(":")
+    if kind == "drop" and number.isascii() and number.isdigit() and len(number) < 19:
+        return "drop", int(number)
+    return given or None
 
 
 def check_query(query_string: bytes, known: Collection[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from starlette.requests import Request
@@ -12,9 +12,19 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from tidegate.engine.system_views import VIEWS
 from tidegate.errors import CursorGone, DataError, Overloaded, TakenOver, TidegateError
 from tidegate.server.answers import error_facts, json_response
-from tidegate.server.bodies import Acknowledged, check_query, decode, read_json, whole_number
+from tidegate.server.bodies import (
+    Acknowledged,
+    Sought,
+    check_query,
+    decode,
+    read_json,
+    read_on_lag,
+    read_start,
+    whole_number,
+)
 from tidegate.server.context import Context, holder_of
 from tidegate.server.feeds import Event, Tail
 from tidegate.server.named import NamedConnection
@@ -33,7 +43,13 @@ def check_subscription_name(name: str) -> None:
 class Subscriber:
     """A connection's side of a subscription: opened, read from, and always released."""
 
-    def __init__(self, context: Context, holder: Token, stream: str, name: str | None, cursor: str | None) -> None:
+    def __init__(
+        self, context: Context, holder: Token, stream: str, query: Mapping[str, str], cursor: str | None
+    ) -> None:
+        name = query.get("name")
+        self._begins = read_start(query.get("start")), read_on_lag(query.get("on_lag"))
+        if name is None and (query.get("start") is not None or query.get("on_lag") is not None):
+            raise DataError("start= and on_lag= are for named subscriptions: give name=, too", column="name")
         if name is not None:
             check_subscription_name(name)
             holder.check("subscriptions", name)
@@ -58,7 +74,7 @@ class Subscriber:
     async def _open(self) -> str | None:
         context = self._context
         if self.name is not None:
-            self._source = await context.named.attach(self.stream, self.name, self._cursor, self._holder)
+            self._source = await context.named.attach(self.stream, self.name, self._cursor, self._holder, *self._begins)
             return None
         settings = context.settings
         self._source = await context.feeds.tail(
@@ -154,11 +170,12 @@ async def _disconnected(receive: Receive) -> None:
 async def events(request: Request, context: Context) -> Response:
     """Follow a stream by Server-Sent Events."""
     query = request.query_params
-    context.engine.check_emitted(request.path_params["stream"])
+    if query.get("name") is None:
+        context.engine.check_emitted(request.path_params["stream"])
     if request.method == "HEAD":
         return Response(media_type="text/event-stream")
     cursor = query.get("cursor", request.headers.get("last-event-id")) or None
-    subscriber = Subscriber(context, holder_of(request), request.path_params["stream"], query.get("name"), cursor)
+    subscriber = Subscriber(context, holder_of(request), request.path_params["stream"], query, cursor)
     return EventStream(subscriber, context, await subscriber.open())
 
 
@@ -178,7 +195,7 @@ async def socket(websocket: WebSocket, context: Context, known: Collection[str])
         try:
             check_query(websocket.scope["query_string"], known)
             stream, cursor = websocket.path_params["stream"], query.get("cursor") or None
-            subscriber = Subscriber(context, holder_of(websocket), stream, query.get("name"), cursor)
+            subscriber = Subscriber(context, holder_of(websocket), stream, query, cursor)
             first = await subscriber.open()
             await _say(websocket, context, {"event": "open", "cursor": first})
             tasks = [
@@ -262,6 +279,21 @@ async def acknowledge(request: Request, context: Context) -> Response:
     message: Acknowledged = await read_json(request, context.settings, Acknowledged)
     count = await context.named.acknowledge(request.path_params["name"], message)
     return json_response({"acknowledged": count})
+
+
+async def seek(request: Request, context: Context) -> Response:
+    """Let a named subscription go on from another place: what is before it counts as acknowledged, what is after as new."""
+    message: Sought = await read_json(request, context.settings, Sought)
+    return json_response(await context.named.seek(request.path_params["name"], read_start(message.to)))
+
+
+async def topics(request: Request, context: Context) -> Response:
+    """What is kept of streams: for how long, from which offset to which, and how much room it takes."""
+    holder = holder_of(request)
+    view = VIEWS["tidegate_topics"]
+    with context.engine.lock:
+        found = [dict(zip(view.relation.column_names, row, strict=True)) for row in view.rows(context.engine)]
+    return json_response({"topics": [topic for topic in found if holder.may("streams", topic["stream"])]})
 
 
 async def unsubscribe(request: Request, context: Context) -> Response:

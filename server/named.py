@@ -16,8 +16,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from tidegate.engine.system_views import lag_s
 from tidegate.errors import CursorGone, DataError, EngineClosed, NotAllowed, TakenOver, TidegateError, unknown
-from tidegate.outside.durable import DurableSubscription
+from tidegate.outside.durable import DurableSubscription, Start
 from tidegate.server.bodies import Acknowledged
 from tidegate.server.feeds import Event, Feeds
 from tidegate.server.tokens import Token
@@ -120,14 +121,18 @@ class NamedFeeds:
         self._loop = asyncio.get_running_loop()
         self._served: dict[str, _Served] = {}
 
-    async def attach(self, stream: str, name: str, acknowledged: str | None, holder: Token) -> NamedConnection:
-        """Serve ``name`` on a new connection. ``acknowledged``: the last batch handled, as EventSource sends it."""
-        self._engine.check_emitted(stream)
+    async def attach(
+        self, stream: str, name: str, acknowledged: str | None, holder: Token, start: Start = "now", on_lag: Any = None
+    ) -> NamedConnection:
+        """Serve ``name`` on a new connection. ``acknowledged``: the last batch handled, as EventSource sends it. ``start``,
+        ``on_lag``: of a new name.
+        """
+        self._engine.check_followed(stream)
         connection = NamedConnection(name)
         last = None if acknowledged is None else sent_by(acknowledged)
 
         def job() -> None:
-            served = self._serve(stream, name, holder)
+            served = self._serve(stream, name, holder, start, on_lag)
             if served.connection is not None:
                 self._tell(served.connection.end, TakenOver(f"another connection serves {name!r} now", name=name))
             if last is not None:
@@ -157,7 +162,7 @@ class NamedFeeds:
 
     async def waiting(self, stream: str, name: str, limit: int | None, holder: Token) -> list[dict[str, Any]]:
         """The oldest batches that ``name`` has not acknowledged, to look at; they are not sent to a connection."""
-        self._engine.check_emitted(stream)
+        self._engine.check_followed(stream)
 
         def job() -> list[dict[str, Any]]:
             wire = self._feeds.wires[stream]
@@ -183,6 +188,21 @@ class NamedFeeds:
             if served.connection is not None:
                 served.connection.end(EngineClosed("the server is stopping; what was not acknowledged is kept"))
 
+    async def seek(self, name: str, to: Start) -> dict[str, Any]:
+        """Go on from another place. The connection ends; its client connects again, and is sent what is there."""
+
+        def job() -> dict[str, Any]:
+            served = self._known(name)
+            served.subscription.seek(to)
+            served.sent.clear()
+            served.before = []
+            if served.connection is not None:
+                self._tell(served.connection.end, TakenOver(f"subscription {name!r} was moved to {to!r}", name=name))
+                served.connection = None
+            return {"name": name, "next_offset": served.subscription.done.next, "lag": served.subscription.lag}
+
+        return await self._ask(job)
+
     async def remove(self, name: str) -> None:
         """Forget the subscription and what it had not acknowledged."""
 
@@ -206,6 +226,9 @@ class NamedFeeds:
                         "name": name,
                         "stream": s.stream,
                         "waiting": len(s),
+                        "lag_s": lag_s(s),
+                        "next_offset": s.done.next,
+                        "on_lag": list(s.on_lag) if isinstance(s.on_lag, tuple) else s.on_lag,
                         "connected": name in self._served and self._served[name].connection is not None,
                         "delivered_by_sink": name in outbox.deliveries,
                     }
@@ -216,7 +239,9 @@ class NamedFeeds:
 
     # ---- on the fan-out thread
 
-    def _serve(self, stream: str, name: str, holder: Token | None = None) -> _Served:
+    def _serve(
+        self, stream: str, name: str, holder: Token | None = None, start: Start = "now", on_lag: Any = None
+    ) -> _Served:
         outbox = self._engine.outbox
         if name in outbox.deliveries:
             raise TidegateError(f"{name!r} is a delivery of the app to a sink; subscribe under another name", name=name)
@@ -224,7 +249,7 @@ class NamedFeeds:
             if len(outbox.subscriptions) >= MOST_NAMES:
                 raise TidegateError(f"there are {MOST_NAMES} named subscriptions already; remove one first", name=name)
             self._check_quota(holder)
-        subscription = self._engine.subscribe_durably(stream, name)
+        subscription = self._engine.subscribe_durably(stream, name, start=start, on_lag=on_lag)
         served = self._served.get(name)
         if served is None:
             served = self._served[name] = _Served(subscription)

@@ -318,6 +318,17 @@ _SHARED: dict[str, Schema] = {
             "error": {"description": "What stopped the query midway; null when nothing did."},
         },
     },
+    "seek": {
+        "type": "object",
+        "required": ["to"],
+        "additionalProperties": False,
+        "properties": {
+            "to": {
+                "type": ["string", "integer"],
+                "description": "now, earliest, an offset, or a time in ISO 8601.",
+            },
+        },
+    },
     "ack": {
         "type": "object",
         "required": ["cursors"],

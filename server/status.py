@@ -10,7 +10,7 @@ from typing import Any
 
 from tidegate.engine.engine import Engine
 from tidegate.engine.questions import Question, questions
-from tidegate.engine.system_views import VIEWS
+from tidegate.engine.system_views import VIEWS, lag_s
 from tidegate.server.driver import Driver
 from tidegate.server.feeds import Feeds
 from tidegate.txn.locks import LowWaterMarks
@@ -116,9 +116,16 @@ def _details(engine: Engine, feeds: Feeds) -> dict[str, Any]:
         "recent_aborts": _newest(engine, "aborts", engine.journal.aborts),
         "recent_dead_letters": _newest(engine, "dead_letters", engine.journal.dead_letters),
         "subscriptions": [
-            {"name": name, "stream": s.stream, "waiting": len(s), "sink": name in engine.outbox.deliveries}
+            {
+                "name": name,
+                "stream": s.stream,
+                "waiting": len(s),
+                "lag_s": lag_s(s),
+                "sink": name in engine.outbox.deliveries,
+            }
             for name, s in islice(engine.outbox.subscriptions.items(), SHOWN)
         ],
+        "topics": _view(engine, "topics"),
     }
 
 

@@ -68,6 +68,11 @@ BATCH: Query = {
 FOLLOW: Query = {
     "cursor": ({"type": "string"}, "Continue after this batch; the header Last-Event-ID does the same."),
     "name": ({"type": "string", "minLength": 1, "maxLength": 200}, "A named, durable subscription."),
+    "start": ({"type": "string"}, "Where a new name begins: now, earliest, an offset, or a time in ISO 8601."),
+    "on_lag": (
+        {"type": "string"},
+        "What becomes of what waits: keep, block, or drop:100000 (the oldest, beyond so many).",
+    ),
 }
 ENCODING: Query = {"encoding": (TAGS, "Of the value.")}
 DIGEST: Query = {"digest": ({"type": "string"}, "The digest of what the question showed; required.")}
@@ -147,6 +152,8 @@ ENDPOINTS = (
         },
     ),
     Endpoint("POST", "/v1/subscriptions/{name}/ack", following.acknowledge, ("query",), body="ack"),
+    Endpoint("POST", "/v1/subscriptions/{name}/seek", following.seek, ("query",), body="seek"),
+    Endpoint("GET", "/v1/topics", following.topics, ("query",)),
     Endpoint("DELETE", "/v1/subscriptions/{name}", following.unsubscribe, ("query",)),
     Endpoint("POST", "/v1/query", asking.query, ("query",), body="query", answers={200: "result"}),
     Endpoint("GET", "/v1/status", looking.status, ("query",)),

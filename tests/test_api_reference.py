@@ -47,7 +47,7 @@ OPERATORS = {"await ticket": "__await__"}
 INTERNAL = {
     "App": {"statement"},
     "Batch": set[str](),
-    "Engine": {"check_emitted", "check_open"},
+    "Engine": {"check_emitted", "check_followed", "check_open"},
     "Ticket": {"arrive", "event", "expect", "listen", "resume", "stop"},
     "Transaction": {
         "default", "expired_error", "fire", "forget_written_index", "index_keys", "inputs", "insert_stored",

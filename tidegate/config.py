@@ -16,7 +16,8 @@ class Config:
     them on ``workers`` threads; ``"manual"`` runs them only in ``engine.step()`` and ``engine.run_until_idle()``.
     ``capacity``: executions that may be unfinished before ``push`` waits or raises ``Overloaded``; and batches of one stream
     that may wait for those of another.
-    ``backlog``: batches that may wait for a durable subscriber or a delivery before ``push`` does the same.
+    ``backlog``: batches that may wait for a durable subscriber or a delivery with ``on_lag="block"`` before work that leads
+    to its stream does the same.
     ``merge_rows``: fold committed changes into the DuckDB base when this many rows have changed; engines with threads or a
     directory do it in the background, and also every ``merge_every_s`` seconds.
     ``cached_rows``: rows of one table kept in memory; a table that fits is held whole.

@@ -86,4 +86,11 @@ export function showFlow(now, before) {
   put("merges", table([
     ["merge", "number"], ["rows", "rows"], ["took", (row) => seconds(row.seconds)], ["at", (row) => clock(row.at_time)],
   ], now.recent_merges.slice(0, 8), "Nothing has been merged yet."));
+  const followers = now.subscriptions.map((row) => ({ ...row, subscription: row.name }));
+  const topics = now.topics.map((row) => ({ ...row, batches: row.end_offset - row.first_offset }));
+  put("topics", table([
+    ["stream", "stream"], ["keep", (row) => row.keep ?? "until acknowledged"], ["batches", "batches"], ["bytes", (row) => bytes(row.bytes)],
+  ], topics.slice(0, 12), "Nothing is kept or followed."), table([
+    ["subscription", "subscription"], ["stream", "stream"], ["lag", "waiting"], ["behind", (row) => seconds(row.lag_s)],
+  ], followers.slice(0, 12), ""));
 }

@@ -86,7 +86,7 @@ def test_following_survives_a_crash_and_is_the_serial_run_of_its_log(
 def test_a_full_backlog_is_worked_off_by_the_follower(open_engine: Open, tmp_path: Path, executor: str) -> None:
     """The push that makes room must not wait for room."""
     engine = open_engine(bank(follow=True), tmp_path / "db", executor=executor, backlog=3)
-    delivery = engine.deliver("accounts_changes", EngineSink(engine, "followed"), "loop")
+    delivery = engine.deliver("accounts_changes", EngineSink(engine, "followed"), "loop", on_lag="block")
     for i in range(3):
         engine.push("deposits", [(i, i, Decimal(1))])
     engine.run_until_idle()

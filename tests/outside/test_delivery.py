@@ -193,8 +193,8 @@ def test_a_name_is_used_once_and_belongs_to_one_stream(words: App, open_engine: 
     engine.deliver("words", Recorder())
     with pytest.raises(TidegateError, match="words/words/Recorder' is already running"):
         engine.deliver("words", Recorder())
-    with pytest.raises(TidegateError, match="interior stream"):
-        engine.deliver("incoming", Recorder())
+    with pytest.raises(TidegateError, match="there is no stream"):
+        engine.deliver("nowhere", Recorder())
     with pytest.raises(TidegateError, match="at least one batch at a time"):
         engine.deliver("words", Recorder(at_once=0), "none")
 

@@ -145,7 +145,7 @@ def test_in_the_background(tmp_path: Path) -> None:
 @pytest.mark.parametrize("executor", ["serial", "manual", "threads"])
 def test_what_waits_is_bounded(executor: Any, tmp_path: Path) -> None:
     with tidegate.open(make_numbers(), tmp_path, executor=executor, backlog=3) as engine:
-        subscription = engine.subscribe_durably("sums", "reader")
+        subscription = engine.subscribe_durably("sums", "reader", on_lag="block")
         for number in (1, 2, 3):
             engine.push("numbers", [(number,)], number).result()
         with pytest.raises(Overloaded, match=r"3 batches wait for subscriber 'reader', so numbers accepts no more"):
@@ -157,7 +157,7 @@ def test_what_waits_is_bounded(executor: Any, tmp_path: Path) -> None:
 
 def test_feeding_stops_too(tmp_path: Path) -> None:
     with tidegate.open(make_numbers(), tmp_path, backlog=300) as engine:
-        engine.subscribe_durably("sums", "reader")
+        engine.subscribe_durably("sums", "reader", on_lag="block")
         with pytest.raises(Overloaded, match="wait for subscriber 'reader'"):
             engine.feed("numbers", [(n,) for n in range(1, 2_001)])
         assert engine.query("SELECT count(*) FROM seen").scalar() == 500  # whole chunks
@@ -165,7 +165,7 @@ def test_feeding_stops_too(tmp_path: Path) -> None:
 
 def test_acknowledging_lets_a_waiting_push_in(tmp_path: Path) -> None:
     with tidegate.open(make_numbers(), tmp_path, executor="threads", backlog=1) as engine:
-        subscription = engine.subscribe_durably("sums", "reader")
+        subscription = engine.subscribe_durably("sums", "reader", on_lag="block")
         engine.push("numbers", [(1,)], 1).result()
         acknowledging = threading.Timer(0.2, lambda: subscription.ack(subscription.take(1)))
         acknowledging.start()

@@ -46,6 +46,37 @@ def status(
         _live(client, every)
 
 
+def topics(
+    url: Url = LOCAL,
+    token: TokenOption = None,
+    seek: Annotated[str | None, typer.Option(help="The subscription to move.")] = None,
+    to: Annotated[str | None, typer.Option(help="Where to: earliest, now, an offset, or a time in ISO 8601.")] = None,
+    as_json: Json = False,
+) -> None:
+    """What is kept of streams, who follows them, and how far behind they are; or let a subscription go on from another place.
+
+    Example: tidegate topics
+
+    Example: tidegate topics --seek reports --to earliest
+    """
+    if (seek is None) != (to is None):
+        raise typer.BadParameter("--seek NAME and --to PLACE go together")
+    with client_of(url, token) as client:
+        if seek is not None:
+            client.seek(seek, int(to) if to is not None and to.isdigit() else to)
+        facts = {"topics": client.topics(), "subscriptions": client.subscriptions()}
+    if as_json:
+        print_json(facts)
+        return
+    from tidegate.cli.status_tables import listed
+
+    for title, rows, columns in (
+        ("topics", facts["topics"], ("stream", "keep", "first_offset", "end_offset", "batches", "bytes")),
+        ("subscriptions", facts["subscriptions"], ("name", "stream", "next_offset", "waiting", "lag_s", "on_lag")),
+    ):
+        console.print(listed(title, rows, columns) if rows else f"no {title}")
+
+
 def _live(client: Client, every_s: float) -> None:
     from rich.live import Live
     from rich.text import Text

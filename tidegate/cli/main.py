@@ -49,6 +49,7 @@ for measure in (
     measuring.latency,
     measuring.time,
     measuring.patterns,
+    measuring.topics,
     measuring.memory,
     measuring.profile,
 ):
@@ -63,6 +64,7 @@ PANELS: dict[str, dict[str, Callable[..., Any]]] = {
     LOOK: {
         "status": looking.status,
         "explain": looking.explain,
+        "topics": looking.topics,
         "sql": sql.sql,
         "questions": questions.questions,
         "halted": halts.halted,

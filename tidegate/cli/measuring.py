@@ -149,6 +149,20 @@ def patterns(
     _print(measured(bench, rows, open_partials, rounds), as_json)
 
 
+def topics(
+    waiting: Annotated[int, typer.Option(min=100, help="Batches that wait for one subscriber.")] = 1_000_000,
+    rounds: Rounds = 3,
+    as_json: Json = False,
+) -> None:
+    """What a subscriber that is away costs: merges, the longest push, opening again, beside the same with nothing waiting.
+
+    Example: tidegate bench topics --waiting 200000 --json
+    """
+    from tidegate.benchmarks.topics import bench
+
+    _print(measured(bench, waiting, rounds), as_json)
+
+
 def memory(
     rows: Annotated[int, typer.Option(min=5_000, help="How many of each are allocated.")] = 100_000,
     votes: Annotated[int, typer.Option(min=1, help="Votes cast in a separate process.")] = 200_000,

@@ -14,7 +14,23 @@ from rich.text import Text
 Facts = dict[str, Any]
 ROWS = 8  # shown of every list
 NUMBERS = {"batches", "a second", "queued", "subscribers", "committed", "aborted", "rows", "seconds", "held", "fired"}
-NUMBERS |= {"asked_s", "deadline_in_s", "running_s", "since", "number", "waiting", "late", "batch_id"}
+NUMBERS |= {
+    "asked_s",
+    "deadline_in_s",
+    "running_s",
+    "since",
+    "number",
+    "waiting",
+    "late",
+    "batch_id",
+    "lag_s",
+    "lag",
+    "bytes",
+    "first_offset",
+    "end_offset",
+    "next_offset",
+    "subscriptions",
+}
 
 
 LISTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
@@ -27,7 +43,8 @@ LISTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("merges", "recent_merges", ("number", "rows", "seconds", "at_time")),
     ("aborts", "recent_aborts", ("position", "procedure", "batch_id", "reason")),
     ("dead letters", "recent_dead_letters", ("position", "procedure", "stream", "batch_id", "error")),
-    ("named subscriptions", "subscriptions", ("name", "stream", "waiting")),
+    ("named subscriptions", "subscriptions", ("name", "stream", "waiting", "lag_s")),
+    ("topics", "topics", ("stream", "keep", "first_offset", "end_offset", "bytes", "subscriptions")),
 )
 
 
@@ -38,7 +55,7 @@ def status_tables(now: Facts, before: Facts | None, seconds: float) -> Renderabl
         told = "a procedure has held the engine for more than a second; details when it is done"
         return Group(headline, Text(told, "yellow"))
     parts = [_streams(now, before, seconds), _units(now, before, seconds), _waits(now)]
-    parts += [_listed(title, now[name], columns) for title, name, columns in LISTS]
+    parts += [listed(title, now[name], columns) for title, name, columns in LISTS]
     return Group(headline, *(Padding(part, (0, 0, 1, 1)) for part in parts if part.row_count))
 
 
@@ -157,7 +174,7 @@ def _waits(now: Facts) -> Table:
     return table
 
 
-def _listed(title: str, rows: list[Facts], columns: tuple[str, ...]) -> Table:
+def listed(title: str, rows: list[Facts], columns: tuple[str, ...]) -> Table:
     more = f" ({len(rows) - ROWS} more)" if len(rows) > ROWS else ""
     used = tuple(column for column in columns if any(row[column] is not None for row in rows))
     table = _table(f"{title}{more}", used)

@@ -69,7 +69,15 @@ class AsyncTicket:
 class AsyncSubscription:
     """The batches of a stream, by ``async for``. With a name: durable, and each must be acknowledged with ``ack``."""
 
-    def __init__(self, client: AsyncClient, stream: str, name: str | None, cursor: str | None) -> None:
+    def __init__(
+        self,
+        client: AsyncClient,
+        stream: str,
+        name: str | None,
+        cursor: str | None,
+        begins: dict[str, Any] | None = None,
+    ) -> None:
+        self._begins = begins or {}
         self.stream = stream
         self.name = name
         self.cursor = cursor
@@ -121,7 +129,7 @@ class AsyncSubscription:
             await asyncio.sleep(PAUSE_S)
 
     async def _read(self, schemas: Schemas) -> AsyncGenerator[tuple[str, Batch], None]:
-        call = calls.events(self.stream, self.name, self.cursor if self.name is None else None)
+        call = calls.events(self.stream, self.name, self.cursor if self.name is None else None, self._begins)
         timeout = httpx.Timeout(10.0, read=SILENCE_S)
         async with self._client.http.stream(
             call.method, call.path, params=call.query, headers={"accept": call.accept}, timeout=timeout
@@ -265,9 +273,18 @@ class AsyncClient:
         """Follow the batches committed to a stream from when iteration begins, or from a cursor."""
         return AsyncSubscription(self, stream, None, cursor)
 
-    def subscribe_durably(self, stream: str, name: str) -> AsyncSubscription:
-        """Follow a stream under a name: what was not acknowledged is sent again."""
-        return AsyncSubscription(self, stream, name, None)
+    def subscribe_durably(self, stream: str, name: str, *, start: Any = "now", on_lag: Any = None) -> AsyncSubscription:
+        """Follow a stream under a name: what was not acknowledged is sent again. ``start``, ``on_lag``: of a new name."""
+        return AsyncSubscription(self, stream, name, None, calls.begins(start, on_lag))
+
+    async def seek(self, name: str, to: Any) -> None:
+        """Let a named subscription go on from ``"earliest"``, ``"now"``, a time or an offset."""
+        (await self.send(calls.seek(name, to))).facts()
+
+    async def topics(self) -> list[dict[str, Any]]:
+        """What is kept of streams, from which offset to which."""
+        found: list[dict[str, Any]] = (await self.send(calls.get("/v1/topics"))).facts()["topics"]
+        return found
 
     async def status(self) -> dict[str, Any]:
         """What the engine is doing."""

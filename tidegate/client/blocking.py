@@ -211,9 +211,27 @@ class Client:
         """Follow the batches committed to a stream from now on, or from a cursor; reconnects automatically."""
         return RemoteSubscription(self, stream, capacity, cursor)
 
-    def subscribe_durably(self, stream: str, name: str) -> RemoteDurableSubscription:
-        """Follow a stream under a name: what was not acknowledged is sent again, after restarts of either side."""
-        return RemoteDurableSubscription(self, stream, name)
+    def subscribe_durably(
+        self, stream: str, name: str, *, start: Any = "now", on_lag: Any = None
+    ) -> RemoteDurableSubscription:
+        """Follow a stream under a name: what was not acknowledged is sent again, after restarts of either side. ``start``,
+        ``on_lag``: of a new name, as in :meth:`Engine.subscribe_durably`.
+        """
+        return RemoteDurableSubscription(self, stream, name, start, on_lag)
+
+    def seek(self, name: str, to: Any) -> None:
+        """Let a named subscription go on from ``"earliest"``, ``"now"``, a time or an offset. Who follows it connects anew."""
+        self.send(calls.seek(name, to)).facts()
+
+    def subscriptions(self) -> list[dict[str, Any]]:
+        """The named subscriptions that may be used here, and how far behind each is."""
+        found: list[dict[str, Any]] = self.send(calls.get("/v1/subscriptions")).facts()["subscriptions"]
+        return found
+
+    def topics(self) -> list[dict[str, Any]]:
+        """What is kept of streams, from which offset to which."""
+        found: list[dict[str, Any]] = self.send(calls.get("/v1/topics")).facts()["topics"]
+        return found
 
     def waiting(self, stream: str, name: str, limit: int | None = None) -> list[tuple[str, Batch]]:
         """The oldest batches a named subscription has not acknowledged, each with its cursor; a new name starts now."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import io
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -229,8 +230,21 @@ def acknowledge(name: str, cursors: list[str], refused: str | None = None) -> Ca
     return Call("POST", f"/v1/subscriptions/{quote(name, '')}/ack", body=encode(told), again=True)
 
 
-def events(stream: str, name: str | None, cursor: str | None) -> Call:
-    asked = {key: value for key, value in (("name", name), ("cursor", cursor)) if value is not None}
+def begins(start: Any, on_lag: Any) -> dict[str, Any]:
+    """Where a new named subscription begins, and what becomes of what waits for it."""
+    asked = {} if start == "now" else {"start": start.isoformat() if isinstance(start, dt.datetime) else str(start)}
+    if on_lag is not None:
+        asked["on_lag"] = on_lag if isinstance(on_lag, str) else ":".join(map(str, on_lag))
+    return asked
+
+
+def seek(name: str, to: Any) -> Call:
+    told = {"to": to.isoformat() if isinstance(to, dt.datetime) else to}
+    return Call("POST", f"/v1/subscriptions/{quote(name, '')}/seek", body=encode(told), again=True)
+
+
+def events(stream: str, name: str | None, cursor: str | None, more: dict[str, Any]) -> Call:
+    asked = {key: value for key, value in (("name", name), ("cursor", cursor)) if value is not None} | more
     return Call("GET", f"/v1/streams/{quote(stream, '')}/events", asked, accept="text/event-stream", again=True)
 
 

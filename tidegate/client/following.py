@@ -6,8 +6,8 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import msgspec
@@ -53,6 +53,7 @@ class RemoteSubscription:
             raise self._error
 
     _name: str | None = None
+    _begins: Mapping[str, Any] = {}
 
     # ---- for the user
 
@@ -132,7 +133,7 @@ class RemoteSubscription:
 
     def _read(self, cursor: str | None) -> str | None:
         """One connection, until it ends."""
-        call = calls.events(self.stream, self._name, self._resume_at(cursor))
+        call = calls.events(self.stream, self._name, self._resume_at(cursor), self._begins)
         timeout = httpx.Timeout(10.0, read=SILENCE_S)
         with self._client.http.stream(
             call.method, call.path, params=call.query, headers={"accept": call.accept}, timeout=timeout
@@ -181,8 +182,9 @@ class RemoteDurableSubscription(RemoteSubscription):
     what was not acknowledged again, with the same ``batch.stable_id``.
     """
 
-    def __init__(self, client: Client, stream: str, name: str) -> None:
+    def __init__(self, client: Client, stream: str, name: str, start: Any = "now", on_lag: Any = None) -> None:
         self.name = self._name = name
+        self._begins = calls.begins(start, on_lag)
         self._known = Deduplicated()
         self._cursors: dict[tuple[object, int], str] = {}
         super().__init__(client, stream)
@@ -206,6 +208,23 @@ class RemoteDurableSubscription(RemoteSubscription):
         self._known.acknowledged(done)
         for batch in done:
             self._cursors.pop((batch.key, batch.id), None)
+
+    @property
+    def lag(self) -> int:
+        """How many batches are not acknowledged, as the server knows."""
+        return int(self._facts["waiting"])
+
+    @property
+    def lag_s(self) -> float:
+        """How long ago what caused the oldest of them was accepted."""
+        return float(self._facts["lag_s"] or 0.0)
+
+    @property
+    def _facts(self) -> dict[str, Any]:
+        return next(
+            (facts for facts in self._client.subscriptions() if facts["name"] == self.name),
+            {"waiting": 0, "lag_s": 0.0},
+        )
 
     def _resume_at(self, cursor: str | None) -> str | None:
         return None  # the server knows what was acknowledged; a cursor would acknowledge more

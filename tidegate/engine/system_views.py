@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidegate.engine.halts import halted_rows
 from tidegate.engine.questions import questions
-from tidegate.errors import text_of
+from tidegate.errors import TidegateError, text_of
 from tidegate.storage.codec import to_json
 from tidegate.storage.schema import Column, Relation
 from tidegate.storage.types import column_type
@@ -22,6 +22,7 @@ from tidegate.txn.positions import describe
 
 if TYPE_CHECKING:
     from tidegate.engine.engine import Engine
+    from tidegate.outside.durable import DurableSubscription
 
 
 @dataclass(frozen=True)
@@ -222,6 +223,37 @@ def _deliveries(engine: Engine) -> Iterable[tuple[Any, ...]]:
         yield (name, subscription.stream, len(subscription), *facts)
 
 
+def _subscriptions(engine: Engine) -> Iterable[tuple[Any, ...]]:
+    """Who follows a stream under a name, and how far behind it is."""
+    for name, s in engine.outbox.subscriptions.items():
+        on_lag = s.on_lag if isinstance(s.on_lag, str) else f"drop {s.on_lag[1]}"
+        yield name, s.stream, s.done.next, s.lag, lag_s(s), on_lag, len(s.done.above), name in engine.outbox.deliveries
+
+
+def lag_s(subscription: DurableSubscription) -> float | None:
+    """How long its oldest batch has waited; None when that can't be read."""
+    try:
+        return subscription.lag_s
+    except TidegateError:
+        return None
+
+
+def _topics(engine: Engine) -> Iterable[tuple[Any, ...]]:
+    """What is kept of streams, and how much room it takes."""
+    for topic in engine.outbox.topics:
+        keep = None if topic.keep is None else topic.keep.text
+        yield (
+            topic.stream,
+            topic.id,
+            keep,
+            topic.begin,
+            topic.end,
+            topic.end - topic.begin,
+            topic.bytes(),
+            len(topic.followers),
+        )
+
+
 def _aborts(engine: Engine) -> Iterable[tuple[Any, ...]]:
     for a in engine.journal.aborts:
         rows = a.rows
@@ -344,6 +376,18 @@ VIEWS = {
             "name VARCHAR, stream VARCHAR, waiting BIGINT, sink VARCHAR, state VARCHAR, delivered BIGINT, refused BIGINT, "
             "error VARCHAR",
             _deliveries,
+        ),
+        SystemView(
+            "subscriptions",
+            "name VARCHAR, stream VARCHAR, next_offset BIGINT, lag BIGINT, lag_s DOUBLE, on_lag VARCHAR, "
+            "acknowledged_above BIGINT, delivery BOOLEAN",
+            _subscriptions,
+        ),
+        SystemView(
+            "topics",
+            "stream VARCHAR, topic VARCHAR, keep VARCHAR, first_offset BIGINT, end_offset BIGINT, batches BIGINT, bytes BIGINT, "
+            "subscriptions BIGINT",
+            _topics,
         ),
         SystemView(
             "timers",

@@ -285,7 +285,7 @@ def main(asked: dict[str, Any]) -> None:
         backlog=BACKLOG,
     )  # fmt: skip
     for name, stream in SUBSCRIBERS.items():  # before any work: they must get all of it
-        engine.subscribe_durably(stream, name)
+        engine.subscribe_durably(stream, name, on_lag="block")
     workers = Workers(engine, facts, asked["seed"])
     with ExitStack() as stack:
         stack.callback(workers.join)
