@@ -15,7 +15,6 @@ from tidegate.engine.pages import LargePages
 from tidegate.engine.system_views import Merge
 from tidegate.errors import BaseDamaged, DiskFull, EngineClosed, LogError, LogFailed, Overloaded, text_of
 from tidegate.mutex import Flag, Rank, mutex
-from tidegate.txn.log.writer import NO_ROOM
 
 if TYPE_CHECKING:
     from tidegate.directory.log import DurableLog
@@ -152,12 +151,10 @@ class Merger:
         durable.writer.force(lsn)
         try:
             self._engine.outbox.topics.sync()
-        except OSError as error:
-            if error.errno in NO_ROOM:
-                raise DiskFull(
-                    f"the disk with the topics is full ({error}); free some space: work resumes by itself"
-                ) from error
-            raise durable.writer.stop(error) from error
+        except LogFailed as error:
+            if isinstance(error.__cause__, OSError):
+                durable.writer.stop(error.__cause__)
+            raise
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -244,15 +244,20 @@ class Topics:
     def merged(self) -> None:
         """A checkpoint is on disk: what it does not name is removed, and what nobody needs."""
         now_us = to_us(self._engine.clock.now())
+        expired = [(topic, topic.expired(now_us)) for topic in self]
         with self._engine.lock:
             dropped, self._dropped = self._dropped, []
-            topics = list(self)
-        for topic in dropped:
-            if topic.files is not None:
-                topic.files.remove_all()
-        floors = self._floors.get(self._kept_from(), {})
-        for topic in topics:
-            topic.forget_old(now_us, topic.end if topic.files is None else floors.get(topic.id, topic.begin))
+            floors = self._floors.get(self._kept_from(), {})
+            for topic, offset in expired:
+                topic.let_go(offset, topic.end if topic.files is None else floors.get(topic.id, topic.begin))
+        try:
+            for topic in dropped:
+                if topic.files is not None:
+                    topic.files.remove_all()
+            for topic, _ in expired:
+                topic.remove_files()
+        except OSError as error:
+            log.warning("files of topics could not be removed (%s); the next merge tries again", error)
 
     def close(self) -> None:
         """Release the files; may be called more than once."""

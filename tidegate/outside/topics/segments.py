@@ -14,6 +14,7 @@ import zlib
 from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import groupby, takewhile
 from operator import attrgetter
 from pathlib import Path
@@ -22,10 +23,11 @@ from typing import NamedTuple
 import msgspec
 
 from tidegate.crashpoints import crash_point
-from tidegate.errors import LogDamaged
+from tidegate.errors import DiskFull, LogDamaged, LogFailed
 from tidegate.mutex import Rank, mutex
 from tidegate.txn.log.files import sync_directory
 from tidegate.txn.log.record import HEADER
+from tidegate.txn.log.writer import NO_ROOM
 
 FORMAT = 1
 SEGMENT_BYTES = 16 << 20
@@ -84,6 +86,7 @@ class Segments:
         self._writing = mutex(Rank.SYNCING)
         self._open: tuple[int, int] | None = None  # segment, handle
         self._unsynced: list[int] = []  # segments written to since the last sync
+        self.failed: OSError | None = None
         self.written = 0  # everything below this offset is in the files
         self.on_disk = 0  # everything below this one was synced
 
@@ -190,6 +193,8 @@ class Segments:
         if self._taken_bytes - self._written_bytes >= WRITTEN_AT and self._writing.acquire(blocking=False):
             try:
                 self._write(ready)
+            except OSError:
+                pass  # inside a commit, which does not depend on it: a checkpoint or a reader tries again, and tells
             finally:
                 self._writing.release()
         return end.offset
@@ -207,21 +212,45 @@ class Segments:
 
     def flush(self, ready: int) -> None:
         """Write what the log has on disk up to ``ready``."""
-        with self._writing:
+        with self._writing, self._telling():
             self._write(ready)
 
     def sync(self, ready: int) -> None:
-        """The same, and return when it is on disk."""
-        with self._writing:
+        """The same, and return when it is on disk. A failed sync is final: it is unknown what is there."""
+        with self._writing, self._telling():
             self._write(ready)
             for first in self._unsynced:
                 handle = os.open(self._path(first), os.O_RDONLY)
                 try:
                     os.fdatasync(handle)
+                except OSError as error:
+                    self.failed = error
+                    raise
                 finally:
                     os.close(handle)
             self._unsynced.clear()
             self.on_disk = max(self.on_disk, self.written)
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        if self.failed is not None:
+            raise self._refusal(self.failed) from self.failed
+        try:
+            yield
+        except OSError as error:
+            if self.failed is None and error.errno in NO_ROOM:
+                raise DiskFull(
+                    f"the disk with {self.directory} is full ({error}): nothing is lost, it is in the log. Free some space: work "
+                    f"resumes by itself"
+                ) from error
+            self.failed = error
+            raise self._refusal(error) from error
+
+    def _refusal(self, error: OSError) -> LogFailed:
+        return LogFailed(
+            f"a topic could not be written to disk in {self.directory} ({error}), so the engine stops here. Check the disk, then "
+            f"open the app again: everything acknowledged is in the log, and is written again"
+        )
 
     def _write(self, ready: int) -> None:
         """Write what waits and may be written: the entries of one segment at a time."""
@@ -347,12 +376,17 @@ class Segments:
         """How much room each segment takes."""
         return {first: path.stat().st_size for first in list(self.firsts) if (path := self._path(first)).exists()}
 
-    def forget(self, before: int) -> int:
-        """Remove segments that hold only entries below ``before``; returns the first offset that is left."""
-        while len(self.firsts) > 1 and self.firsts[1] <= before:
-            crash_point("topic-before-remove")
-            self._remove(self.firsts[0])
-        return self.firsts[0] if self.firsts else self._end.offset
+    def left(self, before: int) -> int:
+        """The first offset that is left when segments are removed that hold only entries below ``before``."""
+        place = bisect_right(self.firsts, before) - 1
+        return self.firsts[place] if place >= 0 else before
+
+    def forget(self, before: int) -> None:
+        """Remove segments that hold only entries below ``before``."""
+        with self._writing:
+            while len(self.firsts) > 1 and self.firsts[1] <= before:
+                crash_point("topic-before-remove")
+                self._remove(self.firsts[0])
 
     def _remove(self, first: int) -> None:
         self._path(first).unlink(missing_ok=True)

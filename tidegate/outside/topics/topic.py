@@ -239,17 +239,22 @@ class Topic:
 
     # ---- forgetting
 
-    def forget_old(self, now_us: int, floor: int) -> None:
-        """Drop what nobody needs and its retention does not keep. ``floor``: a base that may be fallen back to needs the rest."""
+    def let_go(self, expired: int, floor: int) -> None:
+        """What is below ``expired`` need not be kept any more: it is gone, unless somebody needs it. Under the engine's lock.
+        ``floor``: a base that may be fallen back to needs the rest.
+        """
         needed = [follower.needs for follower in self.followers]
-        limit = min([floor, self.end, *(offset for offset in needed if offset is not None)])
-        if self.keep is not None:
-            limit = min(limit, self._expired(now_us))
-        if self.files is not None:
-            self.begin = max(self.begin, self.files.forget(limit))
-        else:
+        limit = min([expired, floor, self.end, *(offset for offset in needed if offset is not None)])
+        if self.files is None:
             self.forget(limit)
+        elif limit > self.begin:
+            self.begin = max(self.begin, self.files.left(limit))
         self.voids = {offset for offset in self.voids if offset >= self.begin}
+
+    def remove_files(self) -> None:
+        """Those of what was let go."""
+        if self.files is not None:
+            self.files.forget(self.begin)
 
     def forget(self, limit: int) -> None:
         """Drop batches below ``limit`` from memory."""
@@ -258,8 +263,10 @@ class Topic:
                 self._drop_oldest()
             self.begin = max(self.begin, self._recent_from)
 
-    def _expired(self, now_us: int) -> int:
-        assert self.keep is not None
+    def expired(self, now_us: int) -> int:
+        """The offset below which nothing is kept for its own sake."""
+        if self.keep is None:
+            return self.end
         if self.keep.us is not None:
             return self.offset_at(now_us - self.keep.us)
         if self.keep.bytes is not None:
