@@ -87,8 +87,8 @@ class _Held:
         return {name: waiting for name, followed, waiting, *_ in self._meta["subscriptions"] if followed == stream}
 
     def kept(self, stream: str) -> int:
-        """How many batches its topic holds."""
-        found = [t for t in self._meta["topics"] if t["stream"] == stream and not t["private"]]
+        """How many batches its topic holds for their own sake, besides what waits for subscriptions."""
+        found = [topic for topic in self._meta["topics"] if topic["stream"] == stream and topic["kept"]]
         return sum(int(topic["place"][0]) - int(topic["oldest"]) for topic in found)
 
     def batches(self, stream: str) -> int:

@@ -208,6 +208,7 @@ class Topic:
             "id": self.id,
             "stream": self.stream,
             "private": self.private,
+            "kept": self.keep is not None,
             "since": self.since,
             "place": list(place),
             "oldest": oldest,
