@@ -105,8 +105,8 @@ def test_a_target_that_refuses_is_told_at_once(tmp_path: Path) -> None:
 
 def test_mistakes_are_found_when_declared() -> None:
     app = words_app()
-    with pytest.raises(DeclarationError, match="deliver: there is no interior stream 'incoming'"):
-        app.deliver("incoming", Away(None), name="a")
+    with pytest.raises(DeclarationError, match="deliver: there is no stream 'nowhere'"):
+        app.deliver("nowhere", Away(None), name="a")
     with pytest.raises(DeclarationError, match="no border stream 'wrods'"):
         app.source("wrods", Away(None), name="a")
     with pytest.raises(DeclarationError, match=r"no option 'trys'.*'tries'"):

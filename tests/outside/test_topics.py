@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
+import errno
+import os
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -11,10 +13,10 @@ from typing import Any
 import pytest
 
 import tidegate
-from tidegate import App, Engine
+from tidegate import App, Engine, crashpoints
 from tidegate.connectors.callback import CallbackSink
 from tidegate.directory.backup import backup_directory
-from tidegate.errors import CursorGone, DeclarationError, LogDamaged, Overloaded, RecoveryRefused
+from tidegate.errors import CursorGone, DeclarationError, DiskFull, LogDamaged, LogFailed, Overloaded, RecoveryRefused
 from tidegate.offline.verify import verify
 from tidegate.outside.topics import segments
 from tidegate.testing import ManualClock
@@ -356,6 +358,59 @@ def test_a_delivery_begins_where_it_is_told(tmp_path: Path) -> None:
         push(engine, 1, 2, 3)
         engine.deliver("doubled", CallbackSink(lambda batch: taken.append(batch[0].n)), "late", start="earliest").pump()
         assert taken == [2, 4, 6]
+
+
+def test_a_crash_while_files_are_removed(tmp_path: Path) -> None:
+    class Crash(BaseException):
+        pass
+
+    def crash(name: str) -> None:
+        if name == "topic-before-remove":
+            raise Crash
+
+    engine = tidegate.open(numbers(), tmp_path / "d")
+    reader = engine.subscribe_durably("tripled", "reader")
+    push(engine, *range(1, 101))
+    reader.ack(reader.take(90))
+    engine.checkpoint(generation=True)
+    crashpoints.listen(crash)
+    try:
+        with pytest.raises(Crash):
+            engine.checkpoint(generation=True)
+    finally:
+        crashpoints.listen(None)
+    engine.abandon()
+    with tidegate.open(numbers(), tmp_path / "d") as engine:
+        assert values(engine.subscribe_durably("tripled", "reader")) == [3 * n for n in range(91, 101)]
+    assert verify(numbers(), tmp_path / "d").differences == []
+
+
+@pytest.mark.parametrize(("failing", "error"), [("fdatasync", LogFailed), ("pwrite", DiskFull)])
+def test_a_disk_that_fails(failing: str, error: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failed sync ends it; a full disk is waited for. What was acknowledged stays."""
+    working = getattr(os, failing)
+
+    def fail(handle: int, *arguments: Any) -> Any:
+        if "/topics/" in os.readlink(f"/proc/self/fd/{handle}"):
+            raise OSError(errno.EIO if failing == "fdatasync" else errno.ENOSPC, "no")
+        return working(handle, *arguments)
+
+    engine = tidegate.open(numbers(), tmp_path / "d")
+    push(engine, *range(1, 20))
+    with monkeypatch.context() as broken:
+        broken.setattr(os, failing, fail)
+        with pytest.raises(error):
+            engine.checkpoint()
+        if error is LogFailed:
+            with pytest.raises(LogFailed):
+                push(engine, 20)
+            engine.abandon()
+    if error is DiskFull:
+        engine.checkpoint()
+        engine.close()
+    with tidegate.open(numbers(), tmp_path / "d") as engine:
+        push(engine, 20)
+        assert values(engine.subscribe_durably("doubled", "x", start="earliest")) == [2 * n for n in range(1, 21)]
 
 
 def test_topics_in_memory() -> None:

@@ -243,8 +243,8 @@ def seek(name: str, to: Any) -> Call:
     return Call("POST", f"/v1/subscriptions/{quote(name, '')}/seek", body=encode(told), again=True)
 
 
-def events(stream: str, name: str | None, cursor: str | None, more: dict[str, Any]) -> Call:
-    asked = {key: value for key, value in (("name", name), ("cursor", cursor)) if value is not None} | more
+def events(stream: str, name: str | None, cursor: str | None, more: Mapping[str, Any]) -> Call:
+    asked = {**{key: value for key, value in (("name", name), ("cursor", cursor)) if value is not None}, **more}
     return Call("GET", f"/v1/streams/{quote(stream, '')}/events", asked, accept="text/event-stream", again=True)
 
 

@@ -48,7 +48,9 @@ SUBSCRIBER = "crash-test"
 STUCK_AFTER_S = 60.0
 AT_ONCE = 6  # inputs in flight before the child waits for their acknowledgements
 OURS = tuple(
-    name for name in crashpoints.CRASH_POINTS if not name.startswith(("delivery-", "ingestion-", "migration-"))
+    name
+    for name in crashpoints.CRASH_POINTS
+    if not name.startswith(("delivery-", "ingestion-", "migration-", "topic-before-remove"))
 )
 
 
