@@ -22,6 +22,7 @@ from tidegate.dataflows.definitions import (
 from tidegate.dataflows.graph import Graph
 from tidegate.dataflows.idle import check_idle, declared_idle
 from tidegate.dataflows.keeping import declared_retention
+from tidegate.dataflows.precedence import check_precedence
 from tidegate.dataflows.schedules import Missed, declared_schedule
 from tidegate.dataflows.ticks import check_timed, check_timers, declare_ticks
 from tidegate.dataflows.validation import (
@@ -151,6 +152,8 @@ class App:
         default: Mapping[str, Any] | Iterable[Mapping[str, Any]] = (),
         idle: str | dt.timedelta | tuple[str, str | dt.timedelta] | None = None,
         keep: str | dt.timedelta | None = None,
+        priority: int = 0,
+        capacity: int | None = None,
         renamed_from: str | None = None,
     ) -> str:
         """Declare a stream with columns as in CREATE TABLE: ``"phone BIGINT, contestant INTEGER"``; returns its name.
@@ -163,6 +166,9 @@ class App:
         it has several TIMESTAMP columns.
         ``keep``: its batches stay after they have committed, ``"7d"`` long, in at most about ``"10GB"``, or ``"forever"``: a
         topic, which a durable subscription may read from any place (``subscribe_durably(…, start=)``).
+        ``priority``: of a border stream: where several executions may run, those that its batches caused go first, the
+        higher the earlier. Results do not depend on it. ``capacity``: so many of them may be unfinished; then a push waits or
+        raises Overloaded, whatever there is room for elsewhere.
         ``renamed_from``: the name it had before; a directory that knows that one hands over what belongs to it.
         """
         check_identifier("stream", name)
@@ -175,7 +181,9 @@ class App:
             rows = self._default(name, relation, key, border, deadline_s, default)
             silent = declared_idle(relation, idle, border, deadline_s is not None)
             kept = declared_retention(name, keep)
-        self.streams[name] = Stream(name, relation, border, key, deadline_s, rows, idle=silent, keep=kept)
+            check_precedence(f"stream {name}", border, priority, capacity)
+        first = {"priority": priority, "capacity": capacity}
+        self.streams[name] = Stream(name, relation, border, key, deadline_s, rows, idle=silent, keep=kept, **first)
         self._rename("stream", name, renamed_from)
         return name
 
@@ -362,6 +370,7 @@ class App:
         retries: int = 0,
         on_failure: OnFailure = "halt",
         deadline_s: float | None = None,
+        priority: int = 0,
         prefetch: Mapping[str, str] | None = None,
         timers: Names = (),
         every: str | dt.timedelta | None = None,
@@ -381,6 +390,7 @@ class App:
         halts at the batch (``"halt"``) or the batch moves to ``tidegate.dead_letters`` (``"dead_letter"``).
         ``deadline_s``: abort an execution that runs longer. ``math.inf``: it may run on, past the engine's
         ``procedure_deadline_s``.
+        ``priority``: of a procedure that clients call, as of a border stream.
         ``prefetch``: ``{table: column}``: the input column with keys of that table, which are fetched ahead in bulk.
         ``timers``: border streams that it sets timers for, with ``txn.after``.
         ``every``, ``cron``: the clock starts it, with the time as a batch on the border stream ``<name>_ticks``, which it gets as
@@ -394,6 +404,7 @@ class App:
         def declare(function: F) -> F:
             name = self._procedure_name(function)
             ticks = declare_ticks(self, name, inputs, declared_schedule(name, every, cron, missed), renamed_from)
+            check_precedence(f"procedure {name}", not (ticks or inputs), priority)
             self._declare(
                 Procedure(
                     name=name,
@@ -405,6 +416,7 @@ class App:
                     retries=retries,
                     on_failure=on_failure,
                     deadline_s=deadline_s,
+                    priority=priority,
                     prefetch=dict(prefetch or {}),
                     either=isinstance(inputs, Either),
                     timers=_names(timers),

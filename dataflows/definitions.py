@@ -34,6 +34,8 @@ class Stream:
     idle: Idle | None = None  # event time runs on when it is silent
     schedule: Schedule | None = None  # the clock pushes the times of this schedule
     keep: Retention | None = None  # its batches stay after they have committed
+    priority: int = 0  # of the work that its batches cause, where several may run
+    capacity: int | None = None  # executions that its batches have caused may be unfinished
 
     @property
     def awaited(self) -> bool:
@@ -184,6 +186,7 @@ class Procedure:
     prefetch: dict[str, str] = field(default_factory=dict)
     either: bool = False
     timers: tuple[str, ...] = ()  # border streams that it sets timers for
+    priority: int = 0  # of its calls
 
     @property
     def internal(self) -> bool:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 from tidegate.dataflows.definitions import Procedure, Stream, TableAccess, Trigger
 from tidegate.dataflows.partitions import Named, Naming
+from tidegate.dataflows.precedence import Precedence
 from tidegate.dataflows.rekeying import Rekeyed, Rekeying
 from tidegate.dataflows.times import InTime, Times
 from tidegate.errors import DeclarationError
@@ -81,6 +82,7 @@ class Graph:
     keyed: dict[str, str | None] = field(init=False, default_factory=dict)  # stream -> type of its key, as SQL
     access_of: dict[str, tuple[TableAccess, ...]] = field(init=False, default_factory=dict)
     times: Times = field(init=False)
+    precedence: Precedence = field(init=False)
 
     def __post_init__(self) -> None:
         streaming = [p for p in self.app.procedures.values() if p.streaming]
@@ -94,6 +96,7 @@ class Graph:
         nodes = self._topological_order([self._node(p.name) for p in streaming])
         self._infer_keys(nodes)
         self.times = Times(self.app)
+        self.precedence = Precedence(self.app.streams, self.app.procedures)
         self._build_units(nodes)
         for procedure in self.app.procedures.values():
             if not procedure.streaming:

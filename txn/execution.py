@@ -101,7 +101,8 @@ class Execution:
     waits for a lock, and is checked again when the execution at this position is gone. ``partitions``: what the rows of its
     batches name, if the unit names partitions by them. ``parts``: it is still to be divided into one execution per key; what is
     known of the keys on each of its inputs. ``context``: belongs to the executor; the scheduler does not look
-    inside. ``tables``: those it has an intent on.
+    inside. ``tables``: those it has an intent on. ``priority``: see ``Scheduler.by_priority``. ``origin``: the border stream
+    with a capacity of its own that it counts against.
     """
 
     unit: Unit
@@ -121,6 +122,8 @@ class Execution:
     context: Any = None
     parts: Parts | None = None
     tables: tuple[str, ...] = ()
+    priority: int | None = None
+    origin: str | None = None
 
     def become(self, state: State) -> None:
         assert state in TRANSITIONS[self.state], f"{self} can't go from {self.state} to {state}"

@@ -37,6 +37,7 @@ from tidegate.txn.positions import Position, position, rank_of, sequence_of
 
 Batches = dict[str, Batch]  # by stream
 Output = Batch | Divided | None  # of one stream; divided, if the stream has a key of its own
+OLDEST_EVERY = 64  # picks
 Halt = tuple[str, Any]  # a dataflow, and the key it is halted for: None if it has no keys
 
 
@@ -58,7 +59,14 @@ class Scheduler(Division):
         self.halted: dict[Halt, Execution] = {}  # the execution it stopped in front of
         self._open: dict[str, list[Position]] = {}  # table -> positions with an intent on it, ascending
         self._suspended: dict[Position, Execution] = {}  # open, each waits for a batch on an awaited stream
-        self._ready: list[tuple[Position, Execution]] = []  # a heap; those taken out of turn stay in it for a while
+        self.by_priority = False  # does ``next`` prefer a higher priority to a smaller position?
+        self._precedence = graph.precedence
+        self._limited = {s.name for s in graph.app.streams.values() if s.capacity is not None}
+        self.unfinished: Counter[str] = Counter()  # border stream with a capacity -> executions it has caused
+        # a heap by (priority, highest first; position); those taken out of turn, or raised, stay in it for a while
+        self._ready: list[tuple[int, Position, Execution]] = []
+        self._oldest: list[tuple[Position, Execution]] = []  # the same by position alone, if there are priorities
+        self._picks = 0
         self._stale = 0  # how many of its entries were taken out of turn
         self._blocked: dict[Position, dict[Execution, None]] = {}  # position -> executions to check when it is gone
         self._queues: dict[tuple[str, Any], dict[Execution, None]] = {}  # (unit, key) -> its executions, in order
@@ -134,10 +142,16 @@ class Scheduler(Division):
         at = position(sequence, unit.rank)
         number = batch.id if unit.numbered_by is None else sequence
         execution = Execution(unit, at, batch.key, number, reads, writes, inputs, missing, sequence, partitions)
+        execution.priority = self._precedence.of(batch.stream)
+        if batch.stream in self._limited:
+            execution.origin = batch.stream
+            self.unfinished[batch.stream] += 1
         self._take_place(execution, number)
         return execution
 
     def _enter(self, execution: Execution) -> None:
+        if execution.priority is None:
+            execution.priority = self._precedence.among(execution.unit.ancestors or (execution.unit.name,))
         if execution.batch_id is not None and execution.parts is None:
             line = (execution.unit.name, execution.key)
             queue = self._queues.get(line)
@@ -182,22 +196,46 @@ class Scheduler(Division):
     # ---- deciding
 
     def next(self) -> Execution | None:
-        """The ready execution with the smallest position, now RUNNING; None when nothing may run."""
+        """The ready execution with the smallest position (``by_priority``: of those with the highest priority), now RUNNING;
+        None when nothing may run.
+
+        Any choice among the ready is correct. Every 64th pick is the oldest, so that nothing waits forever.
+        """
+        if self._oldest:
+            self._picks += 1
+            if self._picks % OLDEST_EVERY == 0:
+                return self._pick_oldest()
         while self._ready:
-            _, execution = heapq.heappop(self._ready)
+            execution = heapq.heappop(self._ready)[2]
             if execution.state is State.READY:
                 return self._start(execution)
         return None
 
+    def _pick_oldest(self) -> Execution | None:
+        while self._oldest:
+            execution = heapq.heappop(self._oldest)[1]
+            if execution.state is State.READY:
+                return self.take(execution)
+        return None
+
+    def _make_ready(self, execution: Execution) -> None:
+        """It may run from now on, or with another priority."""
+        if self.by_priority and self._precedence.any:
+            assert execution.priority is not None
+            heapq.heappush(self._ready, (-execution.priority, execution.position, execution))
+            heapq.heappush(self._oldest, (execution.position, execution))
+        else:
+            heapq.heappush(self._ready, (0, execution.position, execution))
+
     def ready(self) -> list[Execution]:
         """Everything that may run now, in position order: any choice among them is correct."""
-        return sorted(e for _, e in self._ready if e.state is State.READY)
+        return sorted({e for *_, e in self._ready if e.state is State.READY})
 
     @property
     def any_ready(self) -> bool:
         """May anything run now?"""
         ready = self._ready
-        while ready and ready[0][1].state is not State.READY:
+        while ready and ready[0][2].state is not State.READY:
             heapq.heappop(ready)
         return bool(ready)
 
@@ -206,7 +244,7 @@ class Scheduler(Division):
         self._start(execution)
         self._stale += 1
         if self._stale * 2 > len(self._ready):
-            self._ready = [entry for entry in self._ready if entry[1].state is State.READY]
+            self._ready = [entry for entry in self._ready if entry[2].state is State.READY]
             heapq.heapify(self._ready)
             self._stale = 0
         return execution
@@ -245,7 +283,32 @@ class Scheduler(Division):
             self._blocked.setdefault(until, {})[execution] = None
         elif execution.reason is READY:
             execution.become(State.READY)
-            heapq.heappush(self._ready, (execution.position, execution))
+            self._make_ready(execution)
+        if execution.priority and self.by_priority and execution.reason is not READY:
+            self._raise(self._behind(execution), execution.priority)
+
+    def _raise(self, waiting: list[Position], priority: int) -> None:
+        """What someone of this priority waits for has that priority, too, and so has what that waits for."""
+        while waiting:
+            execution = self.live.get(waiting.pop())
+            if execution is None or execution.priority is None or execution.priority >= priority:
+                continue
+            execution.priority = priority
+            if execution.state is State.READY:
+                self._make_ready(execution)
+            elif execution.state is State.WAITING:
+                waiting += self._behind(execution)
+
+    def _behind(self, execution: Execution) -> list[Position]:
+        """The positions of what it waits for."""
+        reason, until = self._why(execution)
+        if until is not None:
+            return [until]
+        if reason.behind is not None:
+            return [reason.behind]
+        producers = {self.graph.producer_of[s] for s in execution.missing if s in self.graph.producer_of}
+        found = (self._by_batch.get((name, execution.key, execution.batch_id)) for name in producers)
+        return [producer.position for producer in found if producer is not None]
 
     def _forget_lock(self, execution: Execution) -> None:
         """It no longer waits for a lock, or is about to be checked again."""
@@ -295,7 +358,7 @@ class Scheduler(Division):
         execution.become(State.READY)
         execution.reason = READY
         del self._suspended[execution.position]
-        heapq.heappush(self._ready, (execution.position, execution))
+        self._make_ready(execution)
 
     def awaiting(self, stream: str, key: Any) -> Execution | None:
         """The oldest execution that lacks its batch on this awaited stream: it has asked for it, or still may."""
@@ -341,6 +404,8 @@ class Scheduler(Division):
 
     def _leave(self, execution: Execution) -> None:
         self._go(execution)
+        if execution.origin is not None:
+            self.unfinished[execution.origin] -= 1
         if self.parked:
             self.parked.pop(execution.position, None)
         if execution.parts is not None:

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from tidegate.engine.engine import Engine
 
 
+KEPT_FREE = 10  # a tenth of the capacity is for work with a priority above 0, if an app has any
+
+
 class Acceptance:
     """Everything between a client's work and the executor. ``push`` and ``call`` take the turn; callers of the other
     methods hold it and no other lock, unless a method says otherwise.
@@ -347,6 +350,13 @@ class Acceptance:
         Batches that wait for another stream's count only against their own stream: what completes them is let in.
         """
         scheduler, capacity = self._engine.scheduler, self._engine.config.capacity
+        precedence = self._engine.graph.precedence
+        if precedence.any and precedence.of(name) <= 0:  # the rest is for what goes first
+            capacity -= capacity // KEPT_FREE
+        if precedence.limited and name in self._borders:
+            own = self._engine.app.streams[name].capacity
+            if own is not None and scheduler.unfinished[name] >= own:
+                return f"{own} executions that {name} has caused are unfinished"
         if len(scheduler.live) + len(scheduler.parked) >= capacity:
             return f"{capacity} executions are unfinished"
         if scheduler.incomplete[name] >= capacity:

@@ -320,6 +320,7 @@ def begin_log(engine: Engine, survey: Survey, merges: int) -> DurableLog:
 def make_executor(engine: Engine) -> Executor:
     """The executor that the settings ask for."""
     accept = engine.acceptance
+    engine.scheduler.by_priority = engine.graph.precedence.any and engine.config.executor != "serial"
     if engine.config.executor == "threads":
         return ThreadExecutor(*engine.parts, workers=engine.config.workers, tick=accept.tick, pause_s=accept.idle_s)
     return SerialExecutor(*engine.parts) if engine.config.executor == "serial" else Executor(*engine.parts)

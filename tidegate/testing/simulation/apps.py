@@ -168,10 +168,10 @@ def build(spec: AppSpec, world: World) -> Simulated:
     for flow in spec.flows:
         for name in flow.borders if flow.late else ():  # before those who set timers for it
             world.stream(app, name, border=True, key="k" if flow.keyed else None)
-    for flow in spec.flows:
+    for number, flow in enumerate(spec.flows):
         key = "k" if flow.keyed else None
         for name in () if flow.late else flow.borders:
-            world.stream(app, name, border=True, key=key)
+            world.stream(app, name, border=True, key=key, priority=number % 3)
         if flow.awaited is not None:
             world.stream(app, flow.awaited, border=True, key="k" if flow.answers_by_key else key, awaited=True)
         own = dict(flow.rekeyed)

@@ -71,10 +71,12 @@ class World:
         app.streams, app.procedures, app.nested_groups, app.triggers = {}, {}, {}, []
         return app
 
-    def stream(self, app: App, name: str, *, border: bool, key: str | None, awaited: bool = False) -> None:
+    def stream(
+        self, app: App, name: str, *, border: bool, key: str | None, awaited: bool = False, priority: int = 0
+    ) -> None:
         relation: Relation = self._relations[name]
         deadline_s, default = (DEADLINE_S, ({"x": -1, "k": 0, "j": 2},)) if awaited else (None, ())
-        app.streams[name] = Stream(name, relation, border, key, deadline_s, default)
+        app.streams[name] = Stream(name, relation, border, key, deadline_s, default, priority=priority)
 
     # ---- databases, reused
 
