@@ -72,6 +72,31 @@ class Case:
         return longest * 1_000
 
 
+def alarm_ms(bulk: int, priority: int) -> float:
+    """How long an alarm takes that comes behind so many batches of bulk work, of about 2 ms each."""
+    app = App("alarms")
+    app.stream("bulk", "n INTEGER NOT NULL", border=True)
+    app.stream("alarms", "n INTEGER NOT NULL", border=True, priority=priority)
+
+    @app.procedure(inputs="bulk")
+    def load(txn: Transaction, bulk: Batch) -> None:
+        sum(range(100_000))
+
+    @app.procedure(inputs="alarms")
+    def ring(txn: Transaction, alarms: Batch) -> None:
+        pass
+
+    with (
+        tempfile.TemporaryDirectory(prefix="tidegate-bench-") as place,
+        tidegate.open(app, Path(place) / "d", executor="threads") as engine,
+    ):
+        for n in range(bulk):
+            engine.push("bulk", [(n,)])
+        begun = time.perf_counter()
+        engine.push("alarms", [(1,)]).result()
+        return (time.perf_counter() - begun) * 1_000
+
+
 def bench(waiting: int = 1_000_000, rounds: int = 3, progress: Progress = lambda text: None) -> dict[str, Any]:
     """``waiting`` batches for one subscriber, beside none."""
     app = make_app()
@@ -88,8 +113,12 @@ def bench(waiting: int = 1_000_000, rounds: int = 3, progress: Progress = lambda
                     found[name].append((case.merge_s(engine), case.longest_push_ms(engine), opened))
                     right &= len(engine.outbox.subscriptions["absent"]) == case.waiting + (number + 1) * (100 + PUSHES)
     none, many = ([statistics.median(column) for column in zip(*found[name], strict=True)] for name in ("none", "many"))
+    progress("an alarm behind 1,000 batches")
+    alarms = {priority: statistics.median(alarm_ms(1_000, priority) for _ in range(rounds)) for priority in (10, 0)}
     return {
         "setting": setting(),
+        "alarm_ms": round(alarms[10], 2),
+        "alarm_ms_without_priority": round(alarms[0], 2),
         "waiting": waiting,
         "merge_s": round(many[0], 4),
         "merge_s_with_none": round(none[0], 4),
