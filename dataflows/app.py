@@ -182,8 +182,13 @@ class App:
             silent = declared_idle(relation, idle, border, deadline_s is not None)
             kept = declared_retention(name, keep)
             check_precedence(f"stream {name}", border, priority, capacity)
-        first = {"priority": priority, "capacity": capacity}
-        self.streams[name] = Stream(name, relation, border, key, deadline_s, rows, idle=silent, keep=kept, **first)
+        self.streams[name] = Stream(
+            *(name, relation, border, key, deadline_s, rows),
+            idle=silent,
+            keep=kept,
+            priority=priority,
+            capacity=capacity,
+        )
         self._rename("stream", name, renamed_from)
         return name
 
