@@ -19,7 +19,7 @@ from tidegate.storage.indexes import SecondaryIndex
 from tidegate.storage.readers import Reader, Updating
 from tidegate.storage.schema import Column, Key, Relation, Row
 from tidegate.storage.updates import update_each
-from tidegate.storage.violations import being_updated, duplicate_key, outside, read_only, undeclared
+from tidegate.storage.violations import being_updated, check_asked, duplicate_key, outside, read_only, undeclared
 
 if TYPE_CHECKING:
     from tidegate.storage.database import Database
@@ -131,6 +131,10 @@ class View:
         """The visible rows whose columns equal these values, in key order."""
         schema = reader.table.schema
         wanted = {name: schema.check_value(schema.column(name), value) for name, value in equals.items()}
+        chosen = reader.partitions(self)
+        if chosen is not None:
+            asked = [((name,), [(wanted[name],)]) for name in schema.partition_by if name in wanted]
+            check_asked(self.procedure, schema, chosen, asked)
         index = reader.table.index_on(wanted) if wanted else None
         keys: Collection[Key]
         if index is not None:

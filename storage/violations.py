@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from itertools import islice
+from collections.abc import Collection, Sequence
+from itertools import chain, islice, product
 from typing import Any
 
 from tidegate.errors import AccessError, ConstraintError, near
@@ -59,8 +59,33 @@ def undeclared(procedure: str, table: str, known: Collection[str]) -> AccessErro
     return AccessError(f"procedure {procedure} uses {told}", procedure=procedure, relation=table)
 
 
+# names of partition columns, and combinations of values that were asked for
+Wanted = tuple[tuple[str, ...], Collection[tuple[Any, ...]]]
+
+
+def check_asked(
+    procedure: str, schema: TableSchema, partitions: Collection[Any], wanted: Sequence[Wanted], sql: str = ""
+) -> None:
+    """Raise AccessError where rows of a partition were asked for that is not one of ``partitions``."""
+    names = [name for columns, _ in wanted for name in columns]
+    single = len(schema.partition_by) == 1
+    places = [schema.partition_by.index(name) for name in names]
+    known = partitions if single else {tuple([part[place] for place in places]) for part in partitions}
+    for parts in product(*(found for _, found in wanted)) if names else ():
+        asked = tuple(chain.from_iterable(parts))
+        if (asked[0] if single else asked) not in known and None not in asked:
+            told = " and ".join(f"{name} = {value!r}" for name, value in zip(names, asked, strict=True))
+            raise _refused(procedure, schema, partitions, f"asked for rows with {told}", asked, sql)
+
+
 def outside(procedure: str, schema: TableSchema, partitions: Collection[Any], key: Key) -> AccessError:
     """``partitions``: those it may touch, as in ``View.partitions``."""
+    return _refused(procedure, schema, partitions, f"touched key {key!r}", key)
+
+
+def _refused(
+    procedure: str, schema: TableSchema, partitions: Collection[Any], did: str, key: Any, sql: str = ""
+) -> AccessError:
     told = [repr(p if len(schema.partition_by) > 1 else (p,)) for p in islice(partitions, SHOWN)]
     more = f" and {len(partitions) - SHOWN} more" if len(partitions) > SHOWN else ""
     what = f"partition{'s' if len(told) > 1 else ''} {', '.join(told)}{more}"
@@ -68,8 +93,8 @@ def outside(procedure: str, schema: TableSchema, partitions: Collection[Any], ke
         what = "no partition (no row of its batch names one; NULL does not)"
     return AccessError(
         f"procedure {procedure} works on {what} of {schema.name} ({', '.join(schema.partition_by)}), "
-        f"but touched key {key!r}; name its partition too, with partition({schema.name!r}, by=[…]), or declare the whole table "
-        f"(reads=[{schema.name!r}] or writes=[{schema.name!r}])",
+        f"but {did}; name its partition too, with partition({schema.name!r}, by=[…]), or declare the whole table "
+        f"(reads=[{schema.name!r}] or writes=[{schema.name!r}])" + (f"\n  {sql}" if sql else ""),
         procedure=procedure,
         relation=schema.name,
         key=key,

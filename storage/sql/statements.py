@@ -28,6 +28,7 @@ from tidegate.storage.ddl import Scratch
 from tidegate.storage.schema import Column, Relation, TableSchema, row_class
 from tidegate.storage.sql import compiled as row_access
 from tidegate.storage.sql import dml
+from tidegate.storage.sql.asked import asked_partitions
 from tidegate.storage.sql.assignments import insert_places, place_of
 from tidegate.storage.sql.batches import MANY
 from tidegate.storage.sql.codes import Fold, NotCompilable
@@ -83,9 +84,17 @@ class Statement:
             self._result = result
         else:
             self._change = _PREPARE[parsed.kind](parsed, result, scratch)
-        compiled = _compiled(parsed, result, folding(scratch.connection.execute)) if compile_it else None
+        fold = folding(scratch.connection.execute)
+        self._asked = asked_partitions(parsed, fold)
+        self._partitioned = sorted(
+            schema.name for schema in {**parsed.tables, "": parsed.target}.values() if schema and schema.partition_by
+        )
+        compiled = _compiled(parsed, result, fold) if compile_it else None
         self._fast = compiled.run if compiled is not None else None
         self.path = compiled.path if compiled is not None else "duckdb"
+        self._keyed = self.path == "primary key" and all(
+            asked.once for asked in self._asked
+        )  # row access checks the key
         columns = compiled.columns if compiled is not None and self._query is not None else ()
         self._columns = columns if _OWN_ARROW.isdisjoint(column.type.family for column in columns) else ()
 
@@ -95,12 +104,20 @@ class Statement:
             parameters = self._parameters.bind(parameters)
         if self._draws:
             parameters = parameters + draw_all(view, self._draws)
+        if self._asked and view.partitions and (not self._keyed or None in parameters):
+            self._check(view, parameters)
         if self._fast is not None:
             try:
                 return self._fast(view, parameters)
             except Fallback:
-                pass
+                if self._keyed:
+                    self._check(view, parameters)
         return self._slow(view, parameters)
+
+    def _check(self, view: View, values: tuple[Any, ...]) -> None:
+        """Raise AccessError if the conditions name a partition that ``view`` does not work on."""
+        for asked in self._asked:
+            asked.check(view, values)
 
     def _slow(self, view: View, values: tuple[Any, ...]) -> Rows:
         if self._query is not None:
@@ -121,6 +138,7 @@ class Statement:
         if self._query is None:
             raise StatementError(f"only a SELECT returns Arrow: {self.sql}", sql=self.sql)
         values = self._parameters.bind(parameters) + draw_all(view, self._draws)
+        self._check(view, values)
         if self._columns and self._fast is not None:
             (table,) = self.reads
             if view.access[table].table.complete:  # else DuckDB finds a few rows without loading all
@@ -144,6 +162,10 @@ class Statement:
         touched = [f"reads {', '.join(sorted(self.reads))}"] if self.reads else []
         touched += [f"writes {', '.join(sorted(self.writes))}"] if self.writes else []
         touched += [f"from {', '.join(sorted(self.relations))}"] if self.relations else []
+        fixed = {asked.schema.name for asked in self._asked}
+        for name in self._partitioned:
+            told = f"restricted to the partitions of {name} named by its procedure, if it names any"
+            touched.append(f"{told}: another one that it asks for is refused" if name in fixed else told)
         return f"{self.kind}: {how}" + (f" ({'; '.join(touched)})" if touched else "")
 
     def __repr__(self) -> str:

@@ -79,6 +79,44 @@ def test_null_names_no_partition(bank: Engine) -> None:
         bank.call("balance", None)
 
 
+ASK_FOR_THE_PAYEE: dict[str, Callable[[Transaction, Batch], Any]] = {
+    "scan": lambda txn, rows: txn.scan("accounts", account=2),
+    "delete_where": lambda txn, rows: txn.delete_where("accounts", account=2),
+    "a literal": lambda txn, rows: txn.execute("SELECT sum(balance) FROM accounts WHERE account = 2"),
+    "a parameter": lambda txn, rows: txn.execute("UPDATE accounts SET balance = 0 WHERE account IN (?, ?)", 1, 2),
+    "an array": lambda txn, rows: txn.execute("DELETE FROM accounts WHERE account = ANY(?)", [2]),
+    "the batch": lambda txn, rows: txn.execute("SELECT sum(balance) FROM accounts JOIN moves ON account = payee"),
+    "the batch, by key": lambda txn, rows: txn.execute("SELECT balance FROM moves JOIN accounts ON account = payee"),
+}
+
+
+@pytest.mark.parametrize("way", ASK_FOR_THE_PAYEE)
+def test_statements_that_ask_for_a_partition_that_is_not_named_are_refused(way: str, engine_of: Make) -> None:
+    app = App("asking")
+    app.table("CREATE TABLE accounts (account INTEGER PRIMARY KEY, balance BIGINT NOT NULL)", partition_by="account")
+    app.stream("moves", "payer INTEGER NOT NULL, payee INTEGER NOT NULL", border=True)
+    seen = []
+
+    @app.procedure(inputs="moves", writes=[partition("accounts", by="payer")])
+    def book(txn: Transaction, moves: Batch) -> None:
+        for row in moves:
+            txn.upsert("accounts", (row.payer, 10))
+        seen.append(txn.execute("SELECT count(*) AS n FROM accounts WHERE balance > 1")[0].n)
+        ASK_FOR_THE_PAYEE[way](txn, moves)
+
+    @app.procedure(writes=["accounts"])
+    def open_account(txn: Transaction, account: int) -> None:
+        txn.insert("accounts", (account, 10))
+
+    engine = engine_of(app)
+    engine.call("open_account", 2)
+    with pytest.raises(
+        ProcedureFailed, match=r"works on partition .* but asked for rows with account = 2; name its part"
+    ):
+        engine.push("moves", [(1, 2)]).result()
+    assert set(seen) == {1}, "the other row with balance > 1 is in a partition that it does not name"
+
+
 def test_a_call_has_its_partitions_in_the_order_of_its_arguments(bank: Engine) -> None:
     execution = bank.scheduler.admit_call(
         99, bank.graph.oltp["transfer"], bank.runtime.programs["transfer"].bind_call((2, 1, 5), {})[1]

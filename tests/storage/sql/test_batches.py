@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from stores import Store
 
-from tidegate.errors import TidegateError
+from tidegate.errors import AccessError, TidegateError
 from tidegate.storage.column_rows import ColumnRows
 from tidegate.storage.sql import batches
 
@@ -175,20 +175,22 @@ def test_what_is_left_to_duckdb(store: Store, sql: str) -> None:
     assert store.prepare(sql).path == "duckdb"
 
 
-def test_lookups_stay_inside_the_partition() -> None:
+@pytest.mark.parametrize("compiled", [True, False])
+def test_lookups_stay_inside_the_partition(compiled: bool) -> None:
     store = Store(
         "CREATE TABLE p (part INTEGER, id INTEGER, v INTEGER, PRIMARY KEY (part, id))", partition_by=("part",)
     )
     relation = store.relation("b", "part INTEGER, id INTEGER")
     store.run("INSERT INTO p VALUES (1, 1, 11), (2, 1, 21)")
-    found = []
-    for compiled in (True, False):
-        statement = store.prepare(
-            "SELECT b.part, v FROM b LEFT JOIN p ON p.part = b.part AND p.id = b.id", compiled=compiled
-        )
-        assert statement.path == ("batch" if compiled else "duckdb")
-        view = store.view(by_key=(1,))
-        view.relations = {"b": (relation, tuple(relation.conform_all([(1, 1), (2, 1), (None, 1)])))}
-        found.append([tuple(row) for row in statement.run(view)])
+    view = store.view(by_key=(1,))
+    view.relations = {"b": (relation, tuple(relation.conform_all([(1, 1), (2, 1), (None, 1)])))}
+    text = "SELECT b.part, v FROM b LEFT JOIN p ON p.part = b.part AND p.id = b.id"
+    statement = store.prepare(text, compiled=compiled)
+    assert statement.path == ("batch" if compiled else "duckdb")
+    with pytest.raises(AccessError, match="asked for rows with part = 2"):
+        statement.run(view)
+    statement = store.prepare(f"{text} AND b.part = 1", compiled=compiled)
+    assert [tuple(row) for row in statement.run(view)] == [(1, 11), (2, None), (None, None)]
+    statement = store.prepare(f"{text} AND b.part < 2", compiled=compiled)
+    assert [tuple(row) for row in statement.run(view)] == [(1, 11), (2, None), (None, None)]
     store.close()
-    assert found == [[(1, 11), (2, None), (None, None)]] * 2

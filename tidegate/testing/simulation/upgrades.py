@@ -24,6 +24,7 @@ from tidegate.testing.editions import Edition, Model
 from tidegate.testing.simulation.run import Failure, Summary
 
 LIVES = 5
+MEMORY = "/dev/shm"  # a file system without a disk, where there is one
 WAYS = ("close", "merge", "kill")
 
 
@@ -32,7 +33,11 @@ class Violation(Exception):
 
 
 class Upgrades:
-    """One seed: a directory, the versions of the app that open it, and what its tables must hold."""
+    """One seed: a directory, the versions of the app that open it, and what its tables must hold.
+
+    Opening takes most of the time of a seed, so an engine that was opened to look at the tables goes on with the next
+    work: some versions are killed in the process that upgraded the directory.
+    """
 
     def __init__(self, seed: int, path: Path) -> None:
         self.chance = random.Random(seed)
@@ -42,27 +47,45 @@ class Upgrades:
         self.number = 0
         self.entries = 0
         self.upgrades = 0
+        self.engine: Engine | None = None  # the one that is open
+        self.unmerged = False  # has the log work that the base lacks?
         self.told: list[str] = []  # what was done, for people
 
     def run(self) -> None:
-        for _ in range(LIVES):
-            way, worked = self._live()
-            if way != "close" and self.chance.random() < 0.3:
-                self._damage()
-            if self.chance.random() < 0.7:
-                self._change(way, worked)
-            if self.chance.random() < 0.2:
-                self._verify()
-        self._check(self._open(self.edition))
-        self._verify()
+        try:
+            for _ in range(LIVES):
+                way = self._live()
+                if way != "close" and self.chance.random() < 0.3:
+                    self._damage()
+                if self.chance.random() < 0.7:
+                    self._change(way)
+                if self.chance.random() < 0.2:
+                    self._close()
+                    self._verify()
+            self._check(self._opened())
+            self._close()
+            self._verify()
+        finally:
+            if self.engine is not None:
+                self.engine.abandon()
+
+    def _opened(self) -> Engine:
+        if self.engine is None:
+            self.engine = self._open(self.edition)
+        return self.engine
 
     def _open(self, edition: Edition) -> Engine:
         executor: Any = self.chance.choice(("serial", "serial", "threads"))
         return open(edition.app(), self.path, executor=executor, merge_every_s=3600.0, sync="off")
 
-    def _live(self) -> tuple[str, bool]:
-        """Open, work, end in some way; returns how, and whether there is work to replay."""
-        chance, engine = self.chance, self._open(self.edition)
+    def _close(self) -> None:
+        if self.engine is not None:
+            self.engine.close()
+            self.engine, self.unmerged = None, False
+
+    def _live(self) -> str:
+        """Work, and end in some way; returns how."""
+        chance, engine = self.chance, self._opened()
         entries = chance.randrange(4)
         for _ in range(entries):
             if self.number and chance.random() < 0.3:
@@ -74,56 +97,58 @@ class Upgrades:
                 engine.push("numbers", [(self.number,)]).result()
                 self.model.push(self.edition, self.number)
         self.entries += entries
+        self.unmerged = self.unmerged or entries > 0
         way = chance.choice(WAYS)
         self.told.append(f"{self.edition}: {entries} entries, then {way}")
         if way == "close":
             self._check(engine)
-            return way, False
+            self._close()
+            return way
         engine.run_until_idle()
         if way == "merge":
             engine.checkpoint(generation=chance.random() < 0.3)
+            self.unmerged = False
         assert engine.durable is not None
         engine.durable.sync()
-        replayed = way == "kill" and (entries > 0 or engine.recovery.records > 0)
+        self.engine = None
         engine.abandon()
-        return way, replayed
+        return way
 
     def _damage(self) -> None:
         """The base is lost: the version that was there rebuilds it."""
         self.told.append("the base is damaged")
         (self.path / "base.duckdb").write_bytes(b"no database")
-        self._check(self._open(self.edition))
+        engine = self._opened()
+        self.unmerged = engine.recovery.records > 0
+        self._check(engine)
 
-    def _change(self, way: str, worked: bool) -> None:
+    def _change(self, way: str) -> None:
+        self._close()
         new = self.edition.changed(self.chance)
         self.told.append(f"upgraded to {new}")
         self.upgrades += 1
-        pending = worked and not self._is_merged()
         applied = new.recovery == "effects" and new.connected == self.edition.connected
         try:
             engine = self._open(new)
         except RecoveryRefused as error:
-            if not pending or applied:
+            if not self.unmerged or applied:
                 raise Violation(f"after {way} the new version was refused: {error}") from error
-            self._check(self._open(self.edition))
+            self._check(self._opened())
+            self._close()
             engine = self._open(new)
         else:
-            if pending and not applied:
+            if self.unmerged and not applied:
                 raise Violation(f"after {way} the new version opened, although there was work to replay")
-        self.edition = new
+        self.engine, self.edition = engine, new
+        self.unmerged = False  # an upgrade begins with a merge
         self._check(engine)
 
-    def _is_merged(self) -> bool:
-        """Was it opened and closed since it was killed?"""
-        return self.told[-2].startswith("the base")
-
     def _check(self, engine: Engine) -> None:
-        """The tables are what each version made of what it accepted; then the engine is closed."""
-        with engine:
-            for table, wanted in (("seen", self.model.seen), ("noted", self.model.noted)):
-                found = dict(tuple(row) for row in engine.query(f"SELECT n, v FROM {table}"))
-                if found != wanted:
-                    raise Violation(f"{table} holds {found}, but the versions that accepted it make {wanted}")
+        """The tables are what each version made of what it accepted."""
+        for table, wanted in (("seen", self.model.seen), ("noted", self.model.noted)):
+            found = dict(tuple(row) for row in engine.query(f"SELECT n, v FROM {table}"))
+            if found != wanted:
+                raise Violation(f"{table} holds {found}, but the versions that accepted it make {wanted}")
 
     def _verify(self) -> None:
         found = verify(self.edition.app(), self.path)
@@ -134,7 +159,8 @@ class Upgrades:
 def simulate_upgrades(seed: int) -> tuple[int, int, str | None]:
     """Entries and upgrades of one seed, and what went wrong."""
     logging.getLogger("tidegate").setLevel(logging.CRITICAL)  # refusals are part of it
-    with tempfile.TemporaryDirectory(prefix="tidegate-upgrades-") as folder:
+    place = MEMORY if os.access(MEMORY, os.W_OK) else None  # nothing here survives a loss of power: kills are simulated
+    with tempfile.TemporaryDirectory(prefix="tidegate-upgrades-", dir=place) as folder:
         one = Upgrades(seed, Path(folder) / "d")
         try:
             one.run()
