@@ -581,12 +581,12 @@ def both(*made: Made) -> Made:
 
 
 DECLARED: dict[str, tuple[Made, tuple[str, ...]]] = {
-    "table: it does not parse": (table("CREATE TABEL x (id BIGINT PRIMARY KEY)"), ("TABEL",)),
+    "table: it does not parse": (table("CREATE TABEL x (id BIGINT PRIMARY KEY)"), ("DuckDB refuses this DDL", "TABEL", "LINE 1")),
     "table: no primary key": (
         table("CREATE TABLE x (id BIGINT)"),
         ("table x has no PRIMARY KEY", "every table needs one"),
     ),
-    "table: twice": (table("CREATE TABLE beds (id BIGINT PRIMARY KEY)"), ("beds",)),
+    "table: twice": (table("CREATE TABLE beds (id BIGINT PRIMARY KEY)"), ('"beds" already exists', "choose another")),
     "table: an unknown type": (table("CREATE TABLE x (id BIGNUMBER PRIMARY KEY)"), ("BIGNUMBER",)),
     "table: a type that is not supported": (
         table("CREATE TABLE x (id HUGEINT PRIMARY KEY)"),
@@ -664,7 +664,10 @@ DECLARED: dict[str, tuple[Made, tuple[str, ...]]] = {
         procedure(inputs="vitals", writes=[partition("beds")]),
         ("beds",),
     ),
-    "procedure: read and written": (procedure(inputs="vitals", reads=["xyzzy"]), ("xyzzy",)),
+    "procedure: read and written": (
+        procedure(inputs="vitals", reads=[partition("patients")], writes=["patients"]),
+        ("procedure body", "patients twice", "declare the wider access once"),
+    ),
     "procedure: either of one": (procedure(inputs=either("vitals")), ("either", "vitals")),
     "procedure: no function": (lambda app: app.procedure(inputs="vitals")(5), ("5",)),
     "procedure: a lambda": (lambda app: app.procedure(inputs="vitals")(lambda txn, _: None), ("has no name", "def")),
@@ -694,10 +697,10 @@ DECLARED: dict[str, tuple[Made, tuple[str, ...]]] = {
     ),
     "trigger: a SELECT": (lambda app: app.trigger("vitals", "SELECT 1"), ("a trigger changes tables", "SELECT")),
     "nested: a misspelt member": (
-        both(procedure(inputs="vitals"), lambda app: app.nested("n", ["body", "bdy"])),
-        ("bdy",),
+        both(procedure(inputs="vitals"), lambda app: app.nested("body", "bdy", name="n")),
+        ("nested transaction n", "'bdy'", "did you mean 'body'"),
     ),
-    "nested: one member": (both(procedure(inputs="vitals"), lambda app: app.nested("n", ["body"])), ("n",)),
+    "nested: one member": (both(procedure(inputs="vitals"), lambda app: app.nested("body", name="n")), ("nested transaction n",)),
     "sql: it does not bind": (lambda app: app.sql("SELECT nam FROM patients"), ("nam", "name")),
     "app: a border stream that nobody reads": (lambda app: tidegate.open(app), ("read by no procedure", "lost")),
     "open: a misspelt setting": (
