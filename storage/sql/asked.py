@@ -10,7 +10,7 @@ tell it something about them, and the next run might not raise it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, NamedTuple
@@ -20,10 +20,11 @@ from sqlglot import exp
 
 from tidegate.storage.column_rows import ColumnRows
 from tidegate.storage.schema import Column, Relation, TableSchema
-from tidegate.storage.sql.codes import Fold, NotCompilable, Scope, conjuncts, is_constant
+from tidegate.storage.sql.codes import Fold, NotCompilable, Scope, is_constant
 from tidegate.storage.sql.expressions import Compiler
-from tidegate.storage.sql.parsing import Parsed, function_name, target_table
+from tidegate.storage.sql.parsing import Parsed, function_name
 from tidegate.storage.sql.semantics import Fallback
+from tidegate.storage.sql.sources import Place, Sources, all_sources
 from tidegate.storage.view import View
 from tidegate.storage.violations import Wanted, check_asked
 
@@ -32,13 +33,6 @@ Values = Callable[[View, tuple[Any, ...]], Collection[Any] | None]
 
 _EQUAL = (exp.EQ, exp.NullSafeEQ)
 _CONTAINS = {"list_contains", "array_contains", "list_has", "array_has"}
-
-
-class Place(NamedTuple):
-    """A column of something that a SELECT reads from."""
-
-    source: str
-    column: str
 
 
 class Given(NamedTuple):
@@ -102,106 +96,11 @@ def asked_partitions(parsed: Parsed, fold: Fold) -> tuple[Asked, ...]:
     if not any(schema.partition_by for schema in (*parsed.tables.values(), parsed.target) if schema is not None):
         return ()
     found = []
-    for sources in _all_sources(parsed):
-        for name, schema in sources.known.items():
-            if isinstance(schema, TableSchema) and schema.partition_by:
-                found.append(_Conditions(parsed, fold, sources, name).asked(schema))
+    for sources in all_sources(parsed):
+        for name in sources.known:
+            for schema, columns in sources.partitioned(name):
+                found.append(_Conditions(parsed, fold, sources, name).asked(schema, columns))
     return tuple(asked for asked in found if asked.fixed or asked.given)
-
-
-# ---- what a SELECT, UPDATE or DELETE reads from
-
-
-class Sources:
-    """The tables and relations of one FROM, by the names that its conditions use, and which conditions their rows must meet."""
-
-    def __init__(self, parsed: Parsed) -> None:
-        self._parsed = parsed
-        self.known: dict[str, Relation] = {}
-        self.conditions: dict[str, list[exp.Expression]] = {}
-
-    def add(self, node: Any, schema: Relation | None = None) -> str | None:
-        """A table or relation; nothing is known of the columns of others."""
-        if not isinstance(node, exp.Table) or not isinstance(node.this, exp.Identifier):
-            return None
-        alias = node.args.get("alias")
-        name = node.name.removeprefix("tg:") if node.name.startswith("tg:") else ""
-        found = schema or self._parsed.tables.get(name) or self._parsed.relations.get(name)
-        if found is None or (alias is not None and alias.args.get("columns")):
-            return None
-        alias_name = node.alias_or_name.lower()
-        self.known[alias_name] = found
-        self.conditions[alias_name] = []
-        return alias_name
-
-    def join(self, join: exp.Join) -> None:
-        """A joined source, and what its condition says of it and of those before."""
-        before = list(self.known)
-        name = self.add(join.this)
-        conditions = conjuncts(join.args.get("on"))
-        for column in join.args.get("using") or ():
-            left = next((other for other in before if _column(self.known[other], column.name)), None)
-            if left is not None and name is not None:
-                conditions.append(exp.EQ(this=_qualified(left, column.name), expression=_qualified(name, column.name)))
-        side, anti = join.side.upper(), join.kind.upper() == "ANTI"
-        if side != "FULL":
-            for each in before if side == "" and not anti else []:
-                self.conditions[each] += conditions
-            if side == "RIGHT":
-                for each in before:
-                    self.conditions[each] += conditions
-            elif name is not None:
-                self.conditions[name] += conditions
-
-    def where(self, where: exp.Expression | None) -> None:
-        """The rows of all sources must meet this."""
-        for conditions in self.conditions.values():
-            conditions += conjuncts(where)
-
-    def place(self, node: Any) -> Place | None:
-        """The column that ``node`` is."""
-        if isinstance(node, exp.Paren):
-            return self.place(node.this)
-        if not isinstance(node, exp.Column) or isinstance(node.this, exp.Star) or node.args.get("db"):
-            return None
-        names = [node.table.lower()] if node.table else list(self.known)
-        for name in names:
-            column = _column(self.known[name], node.name) if name in self.known else None
-            if column is not None:
-                return Place(name, column.name)
-        return None
-
-    def column(self, place: Place) -> Column:
-        return self.known[place.source].column(place.column)
-
-
-def _all_sources(parsed: Parsed) -> Iterator[Sources]:
-    tree = parsed.tree
-    if isinstance(tree, (exp.Update, exp.Delete)):
-        sources = Sources(parsed)
-        sources.add(target_table(tree), parsed.target)
-        source = tree.args.get("from_")
-        for node in [source.this] if source is not None else tree.args.get("using") or ():
-            sources.add(node)
-        sources.where(tree.args.get("where"))
-        yield sources
-    for select in tree.find_all(exp.Select):
-        source = select.args.get("from_")
-        if source is not None:
-            sources = Sources(parsed)
-            sources.add(source.this)
-            for join in select.args.get("joins") or ():
-                sources.join(join)
-            sources.where(select.args.get("where"))
-            yield sources
-
-
-def _column(relation: Relation, name: str) -> Column | None:
-    return next((column for column in relation.columns if column.name.lower() == name.lower()), None)
-
-
-def _qualified(source: str, name: str) -> exp.Column:
-    return exp.column(exp.to_identifier(name, quoted=True), table=exp.to_identifier(source, quoted=True))
 
 
 # ---- what its conditions fix
@@ -217,13 +116,14 @@ class _Conditions:
         self._name = name
         self._conditions = [part for node in sources.conditions[name] for part in _split(node)]
 
-    def asked(self, schema: TableSchema) -> Asked:
+    def asked(self, schema: TableSchema, columns: Mapping[str, str]) -> Asked:
+        """``columns``: what the partition columns of the table are called here."""
         asked = Asked(schema, self._parsed.sql)
         given: dict[
             str, dict[str, Place]
         ] = {}  # columns of batches, by source and the column that must be equal to them
-        for column in schema.partition_by:
-            places = self._equal_to(Place(self._name, column))
+        for column, called in columns.items():
+            places = self._equal_to(Place(self._name, called))
             sets = [found for node in self._conditions if (found := self._fixed(node, places, schema.column(column)))]
             if sets:
                 asked.fixed[column] = sets
@@ -232,8 +132,8 @@ class _Conditions:
                 if self._is_given(place) and self._comparable(place, schema.column(column)):
                     given.setdefault(place.source, {})[column] = place
         if given:
-            source, columns = max(given.items(), key=lambda found: len(found[1]))
-            asked.given = self._given(source, columns)
+            source, equal = max(given.items(), key=lambda found: len(found[1]))
+            asked.given = self._given(source, equal)
         return asked
 
     def _equal_to(self, start: Place) -> list[Place]:
@@ -248,7 +148,7 @@ class _Conditions:
         return found
 
     def _is_given(self, place: Place) -> bool:
-        return not isinstance(self._sources.known[place.source], TableSchema)
+        return place.source in self._sources.given
 
     def _comparable(self, place: Place, column: Column) -> bool:
         """Are equal values of both equal in Python?"""
@@ -257,7 +157,7 @@ class _Conditions:
 
     def _given(self, source: str, columns: Mapping[str, Place]) -> tuple[tuple[str, ...], Given] | None:
         """A batch, with the rows that meet all conditions about it alone."""
-        relation = self._sources.known[source]
+        relation = self._sources.given[source]
         alone = [node for node in self._conditions if self._is_about(node, source)]
         scope = Scope().add(relation, source, "row")
         compiler = Compiler(scope, self._fold, self._parsed.parameters.count, self._parsed.draws)
@@ -310,8 +210,9 @@ class _Conditions:
         inner = Sources(self._parsed)
         inner.add(query.args["from_"].this)
         place = inner.place(output.unalias())
-        if place is None or isinstance(relation := inner.known[place.source], TableSchema):
+        if place is None or place.source not in inner.given:
             return None
+        relation = inner.given[place.source]
         if inner.column(place).type.sql != column.type.sql:
             return None
         given = Given(relation, (relation.index_of[place.column],), None)

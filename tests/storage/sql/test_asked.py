@@ -131,8 +131,8 @@ class Dice(random.Random):
 
 
 def statement(dice: Dice, batch: list[tuple[Any, ...]]) -> str:
-    kind = dice.randrange(13)
-    if kind >= 10:  # joined with the batch, which alone says what is asked for
+    kind = dice.randrange(14)
+    if kind >= 11:  # joined with the batch, which alone says what is asked for
         place, column = dice.choice(((0, "p"), (1, "q")))
         limit = dice.choice((None, 0, 1))
         dice.asked |= {row[place] for row in batch if limit is None or row[2] <= limit} - {None}
@@ -147,12 +147,12 @@ def statement(dice: Dice, batch: list[tuple[Any, ...]]) -> str:
                 f"DELETE FROM t USING b WHERE t.p = b.{column} AND {where}",
             )
         )
-    if kind == 9:
+    if kind == 10:
         dice.asked |= {row[1] for row in batch} - {None}
         return "SELECT id, v FROM t WHERE p IN (SELECT q FROM b)"
-    if kind == 8:
+    if kind == 9:
         return f"SELECT l.v, r.v FROM t AS l JOIN t AS r ON l.p = r.p AND l.id = r.id WHERE {dice.conditions('r.')}"
-    if kind == 7:
+    if kind == 8:
         return f"SELECT count(*) FROM t AS l JOIN t AS r USING (p) WHERE {dice.conditions('l.')}"
     where = dice.conditions()
     return (
@@ -160,6 +160,7 @@ def statement(dice: Dice, batch: list[tuple[Any, ...]]) -> str:
         f"SELECT sum(v), count(*) FROM t WHERE {where}",
         f"SELECT v FROM t WHERE {where} ORDER BY v LIMIT 3",
         f"WITH x AS (SELECT * FROM t WHERE {where}) SELECT count(*) FROM x",
+        f"WITH x AS (SELECT id, p, v FROM t) SELECT id, v FROM x WHERE {where}",
         f"UPDATE t SET v = v + 1 WHERE {where} RETURNING id, v",
         f"DELETE FROM t WHERE {where}",
         f"INSERT INTO o SELECT p, id, v + 1 FROM t WHERE {where}",
@@ -266,7 +267,17 @@ def test_tables_with_several_partition_columns(sql: str, given: Any, told: str) 
         ("t SEMI JOIN b ON t.p = 3", "refused"),
         ("t LEFT JOIN b ON true WHERE t.p = 3", "refused"),
         ("b JOIN t USING (p)", "refused"),
-        ("b JOIN (SELECT * FROM t) AS t ON t.p = b.p", "answered"),  # through a subquery nothing is known
+        ("b JOIN (SELECT * FROM t) AS t ON t.p = b.p", "refused"),
+        ("b JOIN (SELECT p + 1 AS p FROM t) AS t ON t.p = b.p", "answered"),  # another column
+        ("(SELECT v, p AS site FROM t WHERE id > 1) AS s WHERE site = 3", "refused"),
+        ("(SELECT v AS p, p AS v FROM t) AS s WHERE p = 3", "answered"),
+        ("(SELECT p, sum(v) AS v FROM t GROUP BY p) AS s WHERE s.p IN (1, 3)", "refused"),
+        ("(SELECT * FROM (SELECT t.* FROM t) AS i, b) AS s WHERE s.id = 3 AND s.q < 3", "answered"),
+        ("(SELECT id, v, p FROM t UNION ALL SELECT n, q, p FROM b) AS s WHERE s.p = 3", "refused"),
+        ("(SELECT n, q, p FROM b UNION ALL SELECT id, p, v FROM t) AS s WHERE s.q = 3", "refused"),
+        ("(SELECT n, q, p FROM b UNION ALL SELECT id, p, v FROM t) AS s WHERE s.p = 3", "answered"),
+        ("(WITH w AS (SELECT * FROM t) SELECT * FROM w) AS s WHERE s.p = 3", "refused"),
+        ("(WITH t AS (SELECT 3 AS p) SELECT * FROM t) AS s WHERE s.p = 3", "answered"),
         ("b, LATERAL (SELECT * FROM t WHERE t.p = 3)", "refused"),
     ],
 )
