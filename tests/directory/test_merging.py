@@ -87,6 +87,20 @@ def test_no_descriptors(tmp_path: Path, limit: Limit, killed: Kill, caplog: pyte
     assert verify(make_numbers(), tmp_path).same
 
 
+def test_a_checkpoint_without_descriptors_says_so(tmp_path: Path, limit: Limit) -> None:
+    with tidegate.open(make_numbers(), tmp_path, merge_every_s=3600) as engine:
+        engine.checkpoint()
+        push(engine, 1, 3)
+        limit(resource.RLIMIT_NOFILE, 3)
+        with pytest.raises(MergeFailed, match="Too many open files.*safe in the log"):
+            engine.checkpoint()
+        limit(resource.RLIMIT_NOFILE, -1)
+        engine.checkpoint()
+    with tidegate.open(make_numbers(), tmp_path) as engine:
+        assert count(engine) == 3
+    assert verify(make_numbers(), tmp_path).same
+
+
 def test_no_descriptors_for_a_generation(tmp_path: Path, limit: Limit, caplog: pytest.LogCaptureFixture) -> None:
     """A copy of the base is a convenience: the merge does not fail for want of one."""
     with tidegate.open(make_numbers(), tmp_path, merge_every_s=3600) as engine:

@@ -45,7 +45,7 @@ from tidegate.engine.questions import Question, answer_rows, questions, reask
 from tidegate.engine.result import Result
 from tidegate.engine.system_views import Merge
 from tidegate.engine.ticking import Ticker
-from tidegate.errors import AccessError, EngineClosed, LogFailed, unknown
+from tidegate.errors import AccessError, EngineClosed, LogFailed, MergeFailed, unknown
 from tidegate.forking import own
 from tidegate.mutex import Rank, reentrant
 from tidegate.outside.delivery import Delivery, Sink, start_delivery
@@ -483,7 +483,14 @@ class Engine:
         self.check_open()
         if self.durable is not None and self.durable.writer.failed is not None:
             self.durable.writer.check()  # raises the error that stopped the log
-        self.merger.merge(generation)
+        try:
+            self.merger.merge(generation)
+        except OSError as error:
+            raise MergeFailed(
+                f"the checkpoint was not finished: {error}. What was acknowledged is safe in the log. Fix the cause (too many "
+                f"open files: raise the limit, ulimit -n), then call it again",
+                path=None if self.directory is None else self.directory.path,
+            ) from error
 
     def backup(self, target: str | Path) -> None:
         """Copy this engine's directory to ``target`` while work continues; the copy can be opened, and verifies."""
