@@ -92,7 +92,7 @@ def test_a_checkpoint_without_descriptors_says_so(tmp_path: Path, limit: Limit) 
         engine.checkpoint()
         push(engine, 1, 3)
         limit(resource.RLIMIT_NOFILE, 3)
-        with pytest.raises(MergeFailed, match="Too many open files.*safe in the log"):
+        with pytest.raises(MergeFailed, match=r"Too many open files.*safe in the log"):
             engine.checkpoint()
         limit(resource.RLIMIT_NOFILE, -1)
         engine.checkpoint()
