@@ -581,7 +581,10 @@ def both(*made: Made) -> Made:
 
 
 DECLARED: dict[str, tuple[Made, tuple[str, ...]]] = {
-    "table: it does not parse": (table("CREATE TABEL x (id BIGINT PRIMARY KEY)"), ("DuckDB refuses this DDL", "TABEL", "LINE 1")),
+    "table: it does not parse": (
+        table("CREATE TABEL x (id BIGINT PRIMARY KEY)"),
+        ("DuckDB refuses this DDL", "TABEL", "LINE 1"),
+    ),
     "table: no primary key": (
         table("CREATE TABLE x (id BIGINT)"),
         ("table x has no PRIMARY KEY", "every table needs one"),
@@ -700,7 +703,10 @@ DECLARED: dict[str, tuple[Made, tuple[str, ...]]] = {
         both(procedure(inputs="vitals"), lambda app: app.nested("body", "bdy", name="n")),
         ("nested transaction n", "'bdy'", "did you mean 'body'"),
     ),
-    "nested: one member": (both(procedure(inputs="vitals"), lambda app: app.nested("body", name="n")), ("nested transaction n",)),
+    "nested: one member": (
+        both(procedure(inputs="vitals"), lambda app: app.nested("body", name="n")),
+        ("nested transaction n",),
+    ),
     "sql: it does not bind": (lambda app: app.sql("SELECT nam FROM patients"), ("nam", "name")),
     "app: a border stream that nobody reads": (lambda app: tidegate.open(app), ("read by no procedure", "lost")),
     "open: a misspelt setting": (
