@@ -119,8 +119,8 @@ class Times:
 
 
 def minds(spec: Any) -> bool:
-    """Does time make this window (or join) fire, or release rows that wait?"""
-    return spec.kind == "join" or bool(spec.in_event_order)
+    """Does time, or its end, make this window (or join) fire, or release rows that wait?"""
+    return spec.kind == "join" or bool(spec.in_event_order or (spec.kind == "count" and spec.partial))
 
 
 def _time_column(spec: Any) -> str | None:

@@ -15,8 +15,11 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
+from zoneinfo import ZoneInfo
 
+from tidegate.streams.watermarks import END
 from tidegate.streams.windows.declare.kinds import WindowSpec
+from tidegate.streams.windows.declare.scales import UNIT, Calendar, Shifted
 
 EPOCH = dt.datetime(1970, 1, 1)
 BEFORE_ALL_TIME = -(10**30)
@@ -69,6 +72,7 @@ def expected(spec: WindowSpec, batches: Sequence[tuple[Any, ...]]) -> Outcome:
     waiting = [e for e in data if e.time > watermark] if spec.in_event_order else []
     if spec.kind == "batches":
         watermark = len(batches)
+    ended = watermark >= END or any(END in mark for _, _, *mark in batches)
     sequences: dict[tuple[Any, ...], list[Element]] = {}
     for element in here:
         sequences.setdefault(_key(spec, element.row), []).append(element)
@@ -78,6 +82,13 @@ def expected(spec: WindowSpec, batches: Sequence[tuple[Any, ...]]) -> Outcome:
         for window in _KINDS[spec.kind](spec, elements, watermark, _sortable(key))
         if window.elements
     ]
+    if spec.partial and ended:
+        found += [
+            ((float("inf"), window.number, _sortable(key)), Fired(window.number, key, window.start, window.end, rows))
+            for key, elements in sequences.items()
+            for window in _unfilled(spec, elements)
+            if (rows := tuple(e.row for e in window.elements))
+        ]
     found.sort(key=lambda pair: pair[0])
     still = [e for key, elements in sequences.items() for e in _still_needed(spec, elements, watermark)]
     rows = [row for batch, *_ in batches for row in batch]
@@ -155,11 +166,21 @@ Order = tuple[Any, ...]
 
 def _count(spec: WindowSpec, elements: list[Element], watermark: int, key: Order) -> list[Found]:
     found = []
-    for w in range(len(elements)):
+    for w in range(-spec.size if spec.partial else 0, len(elements)):
         low, high = w * spec.slide, w * spec.slide + spec.size
-        if high <= len(elements):
+        if 0 < high <= len(elements):
             trigger = elements[high - 1]
-            found.append(Found(trigger.place, w, low, high, elements[low:high]))
+            found.append(Found((trigger.place,), w, low, high, elements[max(low, 0) : high]))
+    return found
+
+
+def _unfilled(spec: WindowSpec, elements: list[Element]) -> list[Found]:
+    """Windows of tuples that have begun when the stream ends."""
+    found = []
+    for w in range(-spec.size, len(elements)):
+        low, high = w * spec.slide, w * spec.slide + spec.size
+        if high > len(elements):
+            found.append(Found((), w, low, high, elements[max(low, 0) :]))
     return found
 
 
@@ -174,11 +195,38 @@ def _batches(spec: WindowSpec, elements: list[Element], batches: int, key: Order
 
 def _time(spec: WindowSpec, elements: list[Element], watermark: int, key: Order) -> list[Found]:
     found = []
-    for w in _windows_around(elements, spec.size, spec.slide):
-        low, high = w * spec.slide, w * spec.slide + spec.size
+    for w in _windows_around(spec, elements):
+        low, high = _bounds(spec, w)
         if high <= watermark:
-            found.append(Found((high, key), w, low, high, [e for e in elements if low <= e.time < high]))
+            found.append(Found((high, w, key), w, low, high, [e for e in elements if low <= e.time < high]))
     return found
+
+
+def _bounds(spec: WindowSpec, w: int) -> tuple[int, int]:
+    """When window w of a time window begins and ends; a landmark window starts again at each reset."""
+    reset = spec.kind == "landmark"
+    low = w * spec.slide // spec.size * spec.size if reset else w * spec.slide
+    high = (w + 1) * spec.slide if reset else w * spec.slide + spec.size
+    match spec.scale:
+        case Shifted(offset):
+            return low + offset, high + offset
+        case Calendar(unit, zone, offset):
+            return _local(unit, zone, offset, low // UNIT[unit]), _local(unit, zone, offset, high // UNIT[unit])
+    return low, high
+
+
+def _local(unit: str, zone: str | None, offset: int, number: int) -> int:
+    """When day or month ``number`` since January 1970 begins somewhere: the first instant at which clocks there show at least
+    its beginning, looked for minute by minute.
+    """
+    month = dt.datetime(1970 + number // 12, number % 12 + 1, 1) if unit == "month" else EPOCH
+    begins = (EPOCH + dt.timedelta(days=number) if unit == "day" else month) + dt.timedelta(microseconds=offset)
+    if zone is None:
+        return time_of(begins)
+    now = begins - dt.timedelta(hours=30)
+    while now.replace(tzinfo=dt.UTC).astimezone(ZoneInfo(zone)).replace(tzinfo=None) < begins:
+        now += dt.timedelta(minutes=15)
+    return time_of(now)
 
 
 def _slide_by_tuple(spec: WindowSpec, elements: list[Element], watermark: int, key: Order) -> list[Found]:
@@ -250,10 +298,10 @@ def _landmark(spec: WindowSpec, elements: list[Element], watermark: int, key: Or
             if high <= len(elements):
                 found.append(Found(elements[high - 1].place, w, low, high, elements[low:high]))
         return found
-    for w in _windows_around(elements, spec.size, spec.slide):
-        low, high = w * spec.slide // spec.size * spec.size, (w + 1) * spec.slide
+    for w in _windows_around(spec, elements):
+        low, high = _bounds(spec, w)
         if high <= watermark:
-            found.append(Found((high, key), w, low, high, [e for e in elements if low <= e.time < high]))
+            found.append(Found((high, w, key), w, low, high, [e for e in elements if low <= e.time < high]))
     return found
 
 
@@ -280,12 +328,26 @@ _KINDS: dict[str, Callable[[WindowSpec, list[Element], int, Order], list[Found]]
 }
 
 
-def _windows_around(elements: list[Element], size: int, slide: int) -> list[int]:
+def _windows_around(spec: WindowSpec, elements: list[Element]) -> list[int]:
     """The numbers of all windows that could hold one of the elements, and a few more."""
     numbers: set[int] = set()
     for element in elements:
-        numbers.update(range((element.time - size) // slide - 1, (element.time + size) // slide + 2))
+        low, high = _around(spec, element.time)
+        numbers.update(range((low - spec.size) // spec.slide - 1, (high + spec.size) // spec.slide + 2))
     return sorted(numbers)
+
+
+def _around(spec: WindowSpec, time: int) -> tuple[int, int]:
+    """About where a time is in the unit of range and slide."""
+    match spec.scale:
+        case Shifted(offset):
+            return time - offset, time - offset
+        case Calendar(unit, _, offset):
+            days = (time - offset) // (86_400 * 10**6)
+            day = EPOCH + dt.timedelta(days=days)
+            number = days if unit == "day" else (day.year - 1970) * 12 + day.month - 1
+            return (number - 2) * UNIT[unit], (number + 2) * UNIT[unit]
+    return time, time
 
 
 # ---- what windows to come can hold

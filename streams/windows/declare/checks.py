@@ -8,6 +8,7 @@ from tidegate.errors import DeclarationError
 from tidegate.storage.schema import Relation
 from tidegate.streams.windows.declare.functions import Aggregates
 from tidegate.streams.windows.declare.kinds import LABELS, WindowSpec
+from tidegate.streams.windows.declare.scales import Calendar
 
 LONGEST = 1 << 60  # bounds are 64-bit numbers
 MOST = 1 << 27  # windows that hold a row, and panes of a window: each slide is a step for somebody
@@ -49,6 +50,10 @@ def check_columns(spec: WindowSpec, relation: Relation, what: str) -> None:
     if column.nullable:
         raise DeclarationError(
             f"{what}: on names {spec.on}, which may be NULL; declare it NOT NULL in stream {spec.stream}"
+        )
+    if column.type.family == "date" and isinstance(spec.scale, Calendar) and spec.scale.zone is not None:
+        raise DeclarationError(
+            f"{what}: on names {spec.on}, which is a DATE: a day as people count it, in no time zone; leave out timezone="
         )
     wants_time = column.type.family in ("timestamp", "date")
     if spec.by_time and spec.timed != wants_time:

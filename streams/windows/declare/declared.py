@@ -44,6 +44,8 @@ def opener(
 
 def restartable(spec: Declared) -> bool:
     """Can it be told which of its windows is the first whole one when it begins in the middle of its stream?"""
+    if isinstance(spec, WindowSpec) and spec.partial:  # its first rows would fire windows that are not whole
+        return False
     return spec.kind in ("count", "batches", "time", "session", "landmark", "slide_by_tuple", "pattern")
 
 

@@ -12,6 +12,8 @@ gaps between windows). A window without any row never fires. Times are aligned t
     window 1                  ───────
     window 2                      ───────
 
+With ``partial``, those fire, too, that the first rows (w < 0) or at the end the last rows do not fill.
+
 **batches** (``batches=W``): the same, with whole batches in the place of tuples.
 
 **time** (``time=W``): w holds those with wS ≤ τ < wS + W; fires when the watermark reaches wS + W::
@@ -20,6 +22,8 @@ gaps between windows). A window without any row never fires. Times are aligned t
     rows                  •   •       •   •   ••
     window 0              [───────────────)
     window 1                      [───────────────)
+
+With ``offset``, in months, or in days of a time zone, wS is a place on a scale of its own (:mod:`.scales`).
 
 **slide-by-tuple** (``time=W, slide_rows=S``): w is triggered by tuple r = (w+1)S − 1 and holds those up to r with
 τ(r) − W < τ ≤ τ(r)::
@@ -78,6 +82,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tidegate.errors import DeclarationError
 from tidegate.streams.windows.declare.durations import Duration, described, microseconds
+from tidegate.streams.windows.declare.scales import Scale, Shifted, check_zone, months, scaled
 
 if TYPE_CHECKING:
     from tidegate.streams.windows.declare.functions import Function
@@ -98,7 +103,8 @@ CONTEXT_FREE: frozenset[Kind] = frozenset({"count", "batches", "time", "landmark
 class WindowSpec:
     """A declared window. ``size`` is its range W (session: the gap, landmark: the reset interval), ``slide`` its S.
 
-    ``timed``: lengths along ``on`` are in microseconds, not in units of an integer column.
+    ``timed``: lengths along ``on`` are in microseconds, not in units of an integer column. ``scale``: what W and S are lengths
+    on, where that is not time itself. ``partial``: windows of tuples that the first or the last rows do not fill fire, too.
     """
 
     kind: Kind
@@ -117,6 +123,8 @@ class WindowSpec:
     pattern: Pattern | None = None
     backend: Where | None = None
     max_delay_us: int | None = None
+    scale: Scale | None = None
+    partial: bool = False
     edition: int = field(default=1, compare=False)
     renamed_from: str | None = field(default=None, compare=False)
 
@@ -141,11 +149,20 @@ class WindowSpec:
     def plain(self) -> bool:
         """Tuples or batches in arrival order, one sequence, read by the procedure itself: what S-Store has."""
         return (
-            self.kind in ("count", "batches") and not (self.on or self.by or self.compute) and self.slide <= self.size
+            self.kind in ("count", "batches")
+            and not (self.on or self.by or self.compute or self.partial)
+            and self.slide <= self.size
         )
+
+    @property
+    def first(self) -> int:
+        """The number of the first window of tuples or batches: with ``partial``, the first that ends after the first tuple."""
+        return -self.size // self.slide + 1 if self.partial else 0
 
     def __str__(self) -> str:
         def length(value: Any, is_time: bool) -> str:
+            if is_time and self.scale is not None:
+                return self.scale.length(value)
             return (
                 described(value) if is_time and self.timed else f"{value:,}" if isinstance(value, int) else f"{value:g}"
             )
@@ -155,6 +172,10 @@ class WindowSpec:
             told.append(length(self.size, self.kind not in ("count", "batches", "slide_by_time", "delta")))
         if self.slide is not None and self.slide != self.size:
             told.append(f"slide {length(self.slide, self.by_time and self.kind != 'slide_by_tuple')}")
+        if self.scale is not None:
+            told.append(str(self.scale))
+        if self.partial:
+            told.append("partial")
         if self.on:
             told.append(f"on {self.on}")
         if self.by:
@@ -175,6 +196,9 @@ def window(
     slide: Any = None,
     slide_rows: int | None = None,
     slide_time: Duration | None = None,
+    offset: Duration | None = None,
+    timezone: str | None = None,
+    partial: bool = False,
     close: Predicate | None = None,
     on: str | None = None,
     by: str | tuple[str, ...] | list[str] = (),
@@ -193,6 +217,9 @@ def window(
     ``landmark``, ``until``. The module's docstring defines each kind.
 
     ``slide``: in the unit of the range; ``slide_rows`` with ``time``, ``slide_time`` with ``count``: in the other one.
+    ``offset``: windows of ``time`` and ``landmark`` begin so much later than at multiples of the slide since 1970. ``timezone``:
+    lengths are days, or months, quarters and years, of this time zone; ``"1 month"`` without it is one of UTC. ``partial``: of
+    tuples, windows that the first rows do not fill fire, too, and at the end of the stream those that the last rows do not.
     ``on``: the column with the rows' time (TIMESTAMP, DATE or integer, NOT NULL), or δ of a delta window. Without it,
     time is when the batch entered the engine. ``by``: one sequence of windows per value of these columns.
     ``delay``: how much later than its successors a row may arrive; rows wait that long in a reorder buffer. ``late``:
@@ -225,7 +252,13 @@ def window(
             f"window over {stream}: give exactly one of {', '.join(given)}; got {', '.join(named) or 'none'}{hint}"
         )
     lengths = Lengths(f"window over {stream}")
-    kind, size, step = _range_and_slide(named[0], given[named[0]], slide, slide_rows, slide_time, lengths)
+    kind, size, step, scale = _on_scale(
+        named[0], given[named[0]], slide, slide_rows, slide_time, lengths, offset, timezone
+    )
+    if partial and kind != "count":
+        raise DeclarationError(
+            f"window over {stream}: partial= is about windows of tuples, count=; this one is by {kind}"
+        )
     if close is not None and kind != "session":
         raise DeclarationError(f"window over {stream}: close= ends a session; a {kind} window has none")
     if pattern is not None and compute is None:
@@ -249,7 +282,7 @@ def window(
         by = function.by  # of SQL's GROUP BY
     spec = WindowSpec(
         kind, stream, size, step, on, by, bool(lengths.timed), close if close is not None else until, wait, late, source,
-        idle_us, function, pattern, backend, max_delay_us, check_edition(f"window over {stream}", edition),
+        idle_us, function, pattern, backend, max_delay_us, scale, partial, check_edition(f"window over {stream}", edition),
         renamed_from,
     )  # fmt: skip
     _refuse_contradictions(spec)
@@ -294,6 +327,35 @@ class Lengths:
         return given
 
 
+def _on_scale(
+    named: str, size: Any, slide: Any, slide_rows: Any, slide_time: Any, lengths: Lengths, offset: Any, zone: str | None
+) -> tuple[Kind, Any, Any, Scale | None]:
+    """Kind, range and slide, and the scale on which these are lengths."""
+    what = lengths.what
+    by_calendar = zone is not None or months(size) is not None or months(slide) is not None
+    if not by_calendar and offset is None:
+        return *_range_and_slide(named, size, slide, slide_rows, slide_time, lengths), None
+    if named not in ("time", "landmark") or slide_rows is not None:
+        given = "timezone=" if zone is not None else "a length in months" if by_calendar else "offset="
+        raise DeclarationError(
+            f"{what}: {given} says where windows over time begin; it goes with time= and slide=, or with landmark="
+        )
+    shift = 0 if offset is None else lengths.of("offset", offset, low=0)
+    if zone is not None:
+        check_zone(what, zone)
+    calendar = scaled(what, size, slide, shift, zone) if by_calendar else None
+    if calendar is None:
+        kind, size, step = _range_and_slide(named, size, slide, slide_rows, slide_time, lengths)
+        return kind, size, step, Shifted(shift, bool(lengths.timed)) if shift else None
+    if lengths.timed is False:
+        raise DeclarationError(f"{what}: offset must be a length of time, as the others are; got {offset!r}")
+    lengths.timed = True
+    scale, range_, step = calendar
+    if named == "landmark":
+        _check_restart(what, range_, step, size, slide)
+    return ("time" if named == "time" else "landmark"), range_, step, scale
+
+
 def _range_and_slide(
     named: str, size: Any, slide: Any, slide_rows: Any, slide_time: Any, lengths: Lengths
 ) -> tuple[Kind, Any, Any]:
@@ -324,11 +386,15 @@ def _range_and_slide(
             return "delta", size, step
     step = size if slide is None else slide
     interval, every = lengths.of("landmark", size), lengths.of("slide", step)
+    _check_restart(what, interval, every, size, step)
+    return "landmark", interval, every
+
+
+def _check_restart(what: str, interval: int, every: int, size: Any, slide: Any) -> None:
     if interval % every:
         raise DeclarationError(
-            f"{what}: landmark={size!r} is not a multiple of slide={step!r}: it would restart inside a slide"
+            f"{what}: landmark={size!r} is not a multiple of slide={slide!r}: it would restart inside a slide"
         )
-    return "landmark", interval, every
 
 
 def _check_slide(what: str, named: str, size: Any, slide: Any, slide_rows: Any, slide_time: Any) -> None:
@@ -357,6 +423,8 @@ def _refuse_contradictions(spec: WindowSpec) -> None:
         raise DeclarationError(
             f"{what}: windows of whole batches follow the order of arrival, not the time in a column; leave out on="
         )
+    if spec.scale is not None and not spec.by_time:
+        raise DeclarationError(f"{what}: offset= says where windows over time begin; this one is of tuples. Name on=")
     if len(set(spec.by)) < len(spec.by):
         raise DeclarationError(f"{what}: by= names a column twice: {', '.join(spec.by)}")
     if not spec.in_event_order or spec.on is None:

@@ -84,7 +84,7 @@ class Plan:
         if has_panes(spec):
             self.pane = spec.slide if spec.kind == "landmark" else gcd(spec.size, spec.slide)
         by_rows = spec.kind == "count" or (spec.kind == "landmark" and not spec.by_time)
-        self.work = Work(self.function, relation, self.pane, by_rows, spec.on)
+        self.work = Work(self.function, relation, self.pane, by_rows, spec.on, spec.scale)
         core = self.pattern.core
         self.by_pane = isinstance(core, PaneFarm) or (
             isinstance(core, Sequential) and self.function.decomposable and self.pane is not None
@@ -397,6 +397,8 @@ class Plan:
     def _length(self, length: int | None) -> str:
         if length is None:
             return ""
+        if self.spec.scale is not None:
+            return self.spec.scale.length(length)
         if self.spec.timed and self.spec.by_time:
             return described(length)
         return f"{length:,}" + (

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from tidegate.storage.schema import Relation
 from tidegate.streams.windows.declare.functions import Extent, Function
+from tidegate.streams.windows.declare.scales import Scale
 from tidegate.streams.windows.declare.together import WholeBatch
 from tidegate.streams.windows.state.columns import times_of
 
@@ -34,11 +35,12 @@ class Work:
     pane: int | None = None
     by_rows: bool = True
     on: str | None = None
+    scale: Scale | None = None
 
     @cached_property
     def packed(self) -> bytes:
         """For another process. A function that is not in a module is sent as code, with cloudpickle."""
-        facts = (self.function, self.relation.name, self.relation.columns, self.pane, self.by_rows, self.on)
+        facts = (self.function, self.relation.name, self.relation.columns, self.pane, self.by_rows, self.on, self.scale)
         try:
             from cloudpickle import dumps  # type: ignore[import-untyped,import-not-found,unused-ignore]
         except ImportError:
@@ -62,12 +64,18 @@ class Work:
         if extent.cuts is None or self.pane is None:
             return Extent(i, extent.key, extent.start, extent.end, columns)
         if self.by_rows:
-            number = (extent.start + low) // self.pane
+            number = (max(extent.start, 0) + low) // self.pane  # the first windows may begin before the first tuple
         elif self.on is not None and self.on in columns.values:
-            number = int(times_of(columns[self.on][:1])[0]) // self.pane
+            number = self._place(int(times_of(columns[self.on][:1])[0])) // self.pane
         else:  # by batches, or by time of arrival: it is unknown which of the window's panes it is
             return Extent(i, extent.key, extent.start, extent.end, columns)
-        return Extent(number, extent.key, number * self.pane, (number + 1) * self.pane, columns)
+        start, end = number * self.pane, (number + 1) * self.pane
+        if self.scale is not None:
+            start, end = self.scale.time(start), self.scale.time(end)
+        return Extent(number, extent.key, start, end, columns)
+
+    def _place(self, time: int) -> int:
+        return time if self.scale is None else self.scale.place(time)
 
     def do(self, operation: Operation, item: Any) -> Any:
         function = self.function

@@ -26,7 +26,7 @@ from tidegate.streams.watermarks import NEVER
 from tidegate.streams.windows.declare.kinds import WindowSpec
 from tidegate.streams.windows.state.column_state import Frontier, Taken
 from tidegate.streams.windows.state.columns import Array, Columns
-from tidegate.streams.windows.state.fields import ROWS, Partials
+from tidegate.streams.windows.state.fields import ROWS, FieldName, Partials
 from tidegate.streams.windows.state.keys import ascending
 from tidegate.streams.windows.state.panes import Names, PaneState, Part, results_of
 from tidegate.streams.windows.state.results import ResultRows, Results
@@ -279,7 +279,7 @@ class BlockState(PaneState):
         before, s = self.per_window - 1, self.per_slide
         if self.landmark:
             return np.arange(len(run.pane)) if run.done is None else run.done.nonzero()[0]
-        ends = run.pane >= (NEVER if self.spec.by_time else before)
+        ends = run.pane >= (NEVER if self.spec.by_time or self.spec.partial else before)
         if run.done is not None:
             ends &= run.done
         if s > 1:
@@ -304,7 +304,7 @@ class BlockState(PaneState):
 
     def rows_in(self, numbers: Array) -> Array:
         starts, ends = self.bounds(numbers)
-        return ends - starts
+        return ends - np.maximum(starts, 0)
 
     def _with_suffix(self, groups: Groups, which: Array, merged: Partials, suffixes: Suffixes) -> Partials:
         """Merge the suffix of the previous block, stored or just completed, into the windows' prefixes."""
@@ -325,11 +325,31 @@ class BlockState(PaneState):
             none = ~stored.take(group)
             for f in self.fields:
                 front[f.name][none] = f.identity()
+        elif self.spec.partial:  # nor does a block before the first
+            for f in self.fields:
+                front[f.name][groups.block.take(group) == 0] = f.identity()
         had = has = None
         if self.asks:
-            had = slot < self.per_window if self.by_count else front[ROWS] > 0
+            had = front[ROWS] > 0 if not self.by_count else (slot < self.per_window) & (groups.block.take(group) > 0)
             has = self._has(merged, len(which))
         return {f.name: f.merge(front[f.name], merged[f.name], had, has) for f in self.fields}
+
+    def _tails(self, code: int, seen: int) -> dict[int, list[Any]]:
+        """Of the block in progress and of the one before it."""
+        n, one, opened = self.per_window, self.few_rows.one, seen // self.pane
+        first, tails = opened // n * n, dict[int, list[Any]]()
+        if seen % self.pane:
+            tails[opened] = [view[code] for view in self.views]
+        inside, before = ([self._values(t, f.name, code) for f in self.fields] for t in (self.panes, self.suffix))
+        for number in range(opened - 1, first - 1, -1):
+            tails[number] = one.merged([values[number - first] for values in inside], tails.get(number + 1))
+        for slot in range(n if first else 0):
+            tails[first - n + slot] = one.merged([values[slot] for values in before], tails.get(first))
+        return tails
+
+    def _values(self, table: SparseTable, name: FieldName, code: int) -> list[Any]:
+        """A key's panes as plain numbers, or tuples of them."""
+        return [tuple(value) if isinstance(value, list) else value for value in table.rows(name, [code])[0].tolist()]
 
     # ---- commit
 

@@ -69,6 +69,8 @@ class ColumnState(ABC):
         self.relation = relation
         self.names = needed_columns(spec, relation)
         self.time = EventTime(spec, relation, self.names) if spec.in_event_order else None
+        if spec.scale is not None:
+            self.few = 0  # places of a few times are worked out as arrays, too
         self.batches = 0
         self.fired = 0
         self.late = 0
@@ -88,10 +90,15 @@ class ColumnState(ABC):
                 return slide
         columns = rows if isinstance(rows, Columns) else Columns.of_rows(self.relation, rows, self.names)
         step = None if self.time is None else self.time.step(columns, now_us, mark)
+        if step is not None and self.spec.scale is not None:
+            step.times = self.spec.scale.places(step.times)
         taken = self._take(columns if step is None else step.columns, step)
         if self.since is not None:
             taken = self._whole(taken, self.since)
         late = _late_rows(rows, step)
+        last = self._at_end(columns, now_us) if mark == END and self.spec.partial else Taken(_nothing, 0)
+        if last.fired:
+            taken = self._together(taken, last)
 
         def commit() -> None:
             taken.store()
@@ -100,7 +107,7 @@ class ColumnState(ABC):
             self.batches += mark is None or len(columns) > 0
             self.fired += taken.fired
             self.note_late(late)
-            if self.since is not None and step is not None and step.watermark >= self.since + self.spec.size:
+            if self.since is not None and step is not None and step.watermark >= self._first_end():
                 self.since = None if self.spec.kind != "session" else self.since  # a session may take any time
 
         held_back = partial(self.held_back, NEVER if step is None else step.watermark, taken.oldest)
@@ -120,18 +127,30 @@ class ColumnState(ABC):
         """The time before which no window of this state will begin any more: its watermark, held back by open windows."""
         if watermark in (NEVER, END):
             return watermark
-        spec = self.spec
+        spec, place = self.spec, self._place(watermark)
         match spec.kind:
             case "time":
-                return int(min(watermark, first_window(watermark, spec.size, spec.slide) * spec.slide))
+                return min(watermark, self._time(first_window(place, spec.size, spec.slide) * spec.slide))
             case "landmark":
-                return int(watermark // spec.size * spec.size)
+                return self._time(place // spec.size * spec.size)
             case "slide_by_tuple":
                 return int(watermark - spec.size)
             case "session" | "slide_by_time":
                 assert oldest is not None
                 return min(watermark, oldest())
         return NEVER
+
+    def _place(self, time: int) -> int:
+        """Where a time is on the scale of the windows."""
+        return time if self.spec.scale is None else self.spec.scale.place(time)
+
+    def _time(self, place: int) -> int:
+        return int(place if self.spec.scale is None else self.spec.scale.time(place))
+
+    def _first_end(self) -> int:
+        """When the first window that is whole ends, in a state that began anew."""
+        assert self.since is not None
+        return self._time(self._place(self.since) + self.spec.size)
 
     def _oldest(self) -> int:
         """The time of the oldest row in an open window, where rows decide what is in one."""
@@ -152,9 +171,32 @@ class ColumnState(ABC):
     def _take(self, columns: Columns, step: Step | None) -> Taken:
         """Compute what these rows, in window order, do."""
 
+    def _at_end(self, columns: Columns, now_us: int) -> Taken:
+        """The windows that the last rows do not fill, once these have been taken in. The end comes once: a copy takes them in."""
+        ended = self.fresh()
+        ended.restore(self.save())
+        step = None if ended.time is None else ended.time.step(columns, now_us, END)
+        ended._take(columns if step is None else step.columns, step).store()
+        return ended._last()
+
+    def _last(self) -> Taken:
+        """What has begun, and would fire later if more rows came: windows by number and key."""
+        raise NotImplementedError
+
+    def _begun(self, seen: int) -> range:
+        """The numbers of the windows of a key with so many tuples that have begun, and not fired."""
+        spec = self.spec
+        return range(max((seen - spec.size) // spec.slide + 1, spec.first), (seen - 1) // spec.slide + 1)
+
+    def _together(self, one: Taken, other: Taken) -> Taken:
+        results = one.results
+        if self.results is not None and isinstance(results, ResultRows) and other.results is not None:
+            results = ResultRows.of_rows(self.results.relation, [*results.rows, *other.results.rows])
+        return Taken(one.store, one.fired + other.fired, [*one.windows, *other.windows], results, one.oldest)
+
     def _frontier(self, step: Step | None) -> Frontier:
         if step is not None and self.time is not None and self.spec.by_time:
-            return Frontier(self.time.watermark, step.watermark)
+            return Frontier(self._place(self.time.watermark), self._place(step.watermark))
         return Frontier(self.batches, self.batches + 1)
 
     def _whole(self, taken: Taken, since: int) -> Taken:
@@ -183,7 +225,7 @@ class ColumnState(ABC):
         if spec.by_time:
             step = {"time": spec.slide, "landmark": spec.size}.get(spec.kind)
             if step is not None:
-                self.since = (reached // step + 1) * step
+                self.since = self._time((self._place(reached) // step + 1) * step)
             else:
                 self.since = reached + (spec.size if spec.kind == "session" else 1)
 
@@ -235,6 +277,9 @@ class ColumnState(ABC):
 
     @abstractmethod
     def _restore(self, saved: list[Any]) -> None: ...
+
+
+def _nothing() -> None: ...
 
 
 def needed_columns(spec: WindowSpec, relation: Relation) -> list[str]:

@@ -63,7 +63,7 @@ class FewRows:
     """Takes in a few rows, for all states of one window."""
 
     def __init__(self, spec: WindowSpec, relation: Relation, results: Results, one: OneByOne, pane: int) -> None:
-        self.size, self.every, self.by_time = spec.size, spec.slide, spec.by_time
+        self.size, self.every, self.first, self.by_time = spec.size, spec.slide, spec.first, spec.by_time
         self.one = one
         self.key_of = key_of(relation, spec.by)
         self.named = results.relation.named
@@ -78,7 +78,7 @@ class FewRows:
     def slide(self, state: Holder, rows: Sequence[Any], now_us: int) -> Slide | None:
         """What taking in these rows would do; None: not in this way. Nothing changes until it is committed."""
         time, table = state.time, state.table
-        if len(rows) == 1 and not table.blocks:
+        if len(rows) == 1 and not table.blocks and not self.first:
             if table.by_count:
                 at = 0 if time is None else time.one(rows[0], now_us)
                 return None if at is None else self._count_one(state, rows, at)
@@ -143,7 +143,7 @@ class FewRows:
         results = self.none
         if ends >= size and not (ends - size) % self.every:
             merged = self._all_panes(table, code, number, held)
-            results = self.of_rows((self._result(key, self._labels((ends - size) // self.every), merged),))
+            results = self.of_rows((self._result(key, self._labels((ends - size) // self.every), merged, size),))
         return FewSlide(rows, results, (), state, {key: {number: held}}, {key: 1}, after)
 
     def _all_panes(self, table: Table, code: int, last: int, held: list[Any]) -> list[Any]:
@@ -193,12 +193,11 @@ class FewRows:
                 return None
             held = mine.get(number) or table.partial_at(code, number) or one.empty
             mine[number] = one.folded(held, row)
-            if ends >= size and (ends - size) % slide == 0:
-                window = (ends - size) // slide
+            if (ends - size) % slide == 0 and (window := (ends - size) // slide) >= self.first:
                 slots = NO_SLOTS if code < 0 else table.slots_of(code, code)
                 merged = self._merged(*slots, 0, self._wanted(window), mine)
                 assert merged is not None
-                found.append(self._result(key, self._labels(window), merged))
+                found.append(self._result(key, self._labels(window), merged, min(ends, size)))
         return found
 
     def _passed(self, state: Holder, before: int, after: int, new: Mapping[Key, Panes]) -> list[Any] | None:
@@ -264,8 +263,8 @@ class FewRows:
         start, bound = window * self.every, self.bound
         return window, bound(start), bound(start + self.size)
 
-    def _result(self, key: Key, labels: tuple[Any, ...], merged: list[Any]) -> Any:
-        return self.named((*key, *labels, *self.one.results(merged, self.size)))
+    def _result(self, key: Key, labels: tuple[Any, ...], merged: list[Any], rows: int = 0) -> Any:
+        return self.named((*key, *labels, *self.one.results(merged, rows)))
 
 
 class FewSlide(Slide):

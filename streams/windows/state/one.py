@@ -192,6 +192,12 @@ class OneByOne:
         """The partial with one more row."""
         return [fold(held, row) for fold, held in zip(self.folds, partial)]  # noqa: B905
 
+    def merged(self, pane: list[Any], behind: list[Any] | None) -> list[Any]:
+        """A pane's partials and those of what follows it."""
+        return (
+            pane if behind is None else [merge(pair) for merge, *pair in zip(self.mergers, pane, behind, strict=True)]
+        )
+
     def results(self, merged: list[Any], rows: int) -> list[Any]:
         """What the aggregates show of these partials, of ``rows`` rows."""
         if self.rows == len(merged):

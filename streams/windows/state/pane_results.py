@@ -134,10 +134,15 @@ class PaneResultState(ColumnState):
         for low, high in pairwise(cuts):
             number = int(numbers[low])
             start = number * self.pane
-            complete.append(Extent(number, key, start, start + self.pane, columns.slice(low, high).protected()))
+            rows = columns.slice(low, high).protected()
+            complete.append(Extent(number, key, *self._bounds(start, start + self.pane), rows))
         rest = (columns.take(np.arange(done, len(x))),) if done < len(x) else ()
         kept = replace(kept, parts=rest, x=(x[done:].copy(),) if rest else ())
         return _Due(key, kept, places, frontier, complete)
+
+    def _bounds(self, start: int, end: int) -> tuple[int, int]:
+        """As times, where they are places."""
+        return (start, end) if self.spec.scale is None else (self._time(start), self._time(end))
 
     def _finish_panes(self, dues: list[_Due]) -> None:
         """Pass every complete pane to the function, all of the batch at once."""
@@ -165,12 +170,41 @@ class PaneResultState(ColumnState):
                 if high > low:
                     end = self.ranges.high(number)
                     order = int(due.places[end - 1 - frontier.before]) if self.ranges.by_count else end
-                    window = Extent(number, due.key, self.ranges.low(number), end, nothing)
+                    window = Extent(number, due.key, *self._bounds(self.ranges.low(number), end), nothing)
                     found.append(((order, key), window, kept.results[low:high]))
             drop = self.ranges.first_needed(x, frontier.after)
             due.kept = replace(kept, panes=kept.panes[drop:], results=kept.results[drop:])
         found.sort(key=lambda fired: fired[0])
         return [window for _, window, _ in found], [list(panes) for _, _, panes in found]
+
+    def _last(self) -> Taken:
+        """The panes that are complete, and the rows of the one that is not, as a pane."""
+        every = {key: (kept, self._rest(key, kept)) for key, kept in self.by_key.items()}
+        rests = [rest for _, rest in every.values() if rest is not None]
+        returned = iter(self.plan.panes(rests) if rests else ())
+        found = []
+        for key, (kept, rest) in every.items():
+            numbers, results = [*kept.panes], [*kept.results]
+            if rest is not None:
+                numbers.append(rest.number)
+                results.append(next(returned))
+            for number in self._begun(kept.seen):
+                start, end = self.ranges.low(number), self.ranges.high(number)
+                parts = [part for pane, part in zip(numbers, results, strict=True) if pane * self.pane >= start]
+                if parts:
+                    window = Extent(number, key, start, end, Columns.empty(self.relation, ()))
+                    found.append(((number, sort_key(key)), window, parts))
+        found.sort(key=lambda one: one[0])
+        windows, panes = [window for _, window, _ in found], [parts for _, _, parts in found]
+        results_ = self.results.rows(windows, self.plan.combine(windows, panes)) if windows else self.results.none()
+        return Taken(lambda: None, len(windows), [], results_)
+
+    def _rest(self, key: Key, kept: Kept) -> Extent | None:
+        if not kept.parts:
+            return None
+        number = int(kept.x[0][0]) // self.pane
+        columns = Columns.joined(kept.parts).protected()
+        return Extent(number, key, number * self.pane, (number + 1) * self.pane, columns)
 
     # ---- what is held
 

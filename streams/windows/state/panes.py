@@ -151,7 +151,7 @@ class PaneState(ColumnState):
         return live
 
     def _reached(self) -> int:
-        return self.batches if self.time is None or not self.spec.by_time else self.time.watermark
+        return self.batches if self.time is None or not self.spec.by_time else self._place(self.time.watermark)
 
     # ---- a batch
 
@@ -313,7 +313,7 @@ class PaneState(ColumnState):
         """Windows of tuples end at a row of their own."""
         size, slide = self.spec.size, self.spec.slide
         before = part.seen
-        first = np.maximum((before - size) // slide + 1, 0)
+        first = np.maximum((before - size) // slide + 1, self.spec.first)
         count = np.maximum((before + part.lengths - size) // slide - first + 1, 0)
         local = np.repeat(np.arange(len(count)), count)
         number = np.arange(len(local)) + (first - (np.cumsum(count) - count))[local]
@@ -329,7 +329,7 @@ class PaneState(ColumnState):
         size, slide = self.spec.size, self.spec.slide
         low, high = (frontier.before - size) // slide + 1, (frontier.after - size) // slide
         if not self.spec.by_time:
-            low = max(low, 0)
+            low = max(low, self.spec.first)
         if low > high:
             nothing = np.empty(0, "i8")
             return Fired(nothing, nothing, nothing)
@@ -370,7 +370,7 @@ class PaneState(ColumnState):
                 table[missing] = f.identity()
             merged[f.name] = f.merged(table.reshape(*panes.shape, *table.shape[1:]), has)
         code, number = fired.code, fired.number
-        if missing is not None and not (some := merged[ROWS] > 0).all():
+        if missing is not None and not self.by_count and not (some := merged[ROWS] > 0).all():
             code, number, merged = code[some], number[some], {name: array[some] for name, array in merged.items()}
         return results_of(self, Names(self.keys, part.new), code, number, merged)
 
@@ -381,7 +381,34 @@ class PaneState(ColumnState):
 
     def rows_in(self, numbers: Array) -> Array:
         """How many rows these windows of tuples hold."""
-        return np.full(len(numbers), self.spec.size)
+        rows: Array = np.minimum(numbers * self.spec.slide, 0) + self.spec.size
+        return rows
+
+    # ---- the end of the stream
+
+    def _last(self) -> Taken:
+        found = []
+        one = self.few_rows.one
+        for code, key in enumerate(self.keys):
+            seen = int(self.seen[code])
+            tails = self._tails(code, seen)
+            for number in self._begun(seen):
+                start, end = number * self.spec.slide, number * self.spec.slide + self.spec.size
+                values = one.results([*tails[max(start, 0) // self.pane]], seen - max(start, 0))
+                found.append(((number, sort_key(key)), (*key, number, start, end, *values)))
+        found.sort(key=lambda one: one[0])
+        make = self.results.relation.row._make
+        results = ResultRows.of_rows(self.results.relation, [make(row) for _, row in found])
+        return Taken(lambda: None, len(found), [], results)
+
+    def _tails(self, code: int, seen: int) -> dict[int, list[Any]]:
+        """A key's panes, each merged with all after it."""
+        newest, tails = (seen - 1) // self.pane, dict[int, list[Any]]()
+        for number in range(newest, newest - self.per_window, -1):
+            held = self.partial_at(code, number)
+            if held is not None:
+                tails[number] = self.few_rows.one.merged(held, tails.get(number + 1))
+        return tails
 
     # ---- commit
 
@@ -506,7 +533,8 @@ def results_of(state: PaneState, names: Names, codes: Array, numbers: Array, mer
             for i, column in enumerate(state.spec.by)
         }
         named |= {"window_number": (numbers, None)}
-        for name, bound in zip(("window_start", "window_end"), state.bounds(numbers), strict=True):
+        for name, place in zip(("window_start", "window_end"), state.bounds(numbers), strict=True):
+            bound = place if state.spec.scale is None else state.spec.scale.times(place)
             named[name] = (bound.view("M8[us]") if results.as_time else bound), None
         named |= {name: (values[name], _some(valid[name])) for name in aggregates.named}
         return Columns(

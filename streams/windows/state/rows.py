@@ -106,7 +106,7 @@ class RangeCutter(Cutter):
             if high > low:
                 end = self.high(w)
                 order = (int(places[high - 1 - (held.rows - new)]),) if self.by_count else (end,)
-                fired.append(Cut(order, w, self.low(w), end, (low, high), self._cuts(x[low:high])))
+                fired.append(Cut(order, w, self.low(w), end, (low, high), self.cuts(x[low:high])))
         return fired, held.keeping(columns, x, self.first_needed(x, frontier.after))
 
     def ends(self, frontier: Frontier) -> bool:
@@ -127,7 +127,7 @@ class RangeCutter(Cutter):
         reach = int(x[-1]) // size * size + size if self.landmark else int(x[-1]) + 1
         high = min((frontier.after - shift) // slide, (reach - 1) // slide)
         if not self.spec.by_time:
-            low = max(low, 0)
+            low = max(low, self.spec.first)
         if high - low <= 4 * len(x) + 1_000:
             return np.arange(low, high + 1)
         spread = np.arange(-(-size // slide) + 1)
@@ -142,7 +142,7 @@ class RangeCutter(Cutter):
             return int(np.searchsorted(x, after // size * size))
         return int(np.searchsorted(x, ((after - size) // slide + 1) * slide))
 
-    def _cuts(self, x: Array) -> list[int] | None:
+    def cuts(self, x: Array) -> list[int] | None:
         """Where the window's panes begin."""
         panes = x // self.pane
         return [0, *(np.flatnonzero(panes[1:] != panes[:-1]) + 1).tolist()]
@@ -325,12 +325,35 @@ class RowState(ColumnState):
         windows = []
         for _, _, key, cut, rows in found:
             held_rows = rows.slice(*cut.rows) if isinstance(cut.rows, tuple) else rows.take(cut.rows)
-            windows.append(Extent(cut.number, key, cut.start, cut.end, held_rows.protected(), cut.cuts))
+            start, end = cut.start, cut.end
+            if self.spec.scale is not None:
+                start, end = self._time(start), self._time(end)
+            windows.append(Extent(cut.number, key, start, end, held_rows.protected(), cut.cuts))
         oldest = partial(self._oldest_of, changed)
         if self.plan is None or self.results is None:
             return Taken(lambda: self._store(changed), len(windows), windows, oldest=oldest)
         results = self.results.rows(windows, self.plan.whole(windows)) if windows else self.results.none()
         return Taken(lambda: self._store(changed), len(windows), [], results, oldest)
+
+    def _last(self) -> Taken:
+        assert isinstance(self.cutter, RangeCutter)
+        found = []
+        for key, held in self.by_key.items():
+            if not held.rows:
+                continue
+            columns, x = self._settled(held).joined()
+            for number in self._begun(held.seen):
+                start, end = self.cutter.low(number), self.cutter.high(number)
+                low = int(np.searchsorted(x, start))
+                if low < len(x):
+                    cuts = self.cutter.cuts(x[low:])
+                    rows = columns.slice(low, len(columns)).protected()
+                    found.append(((number, sort_key(key)), Extent(number, key, start, end, rows, cuts)))
+        windows = [window for _, window in sorted(found, key=lambda one: one[0])]
+        if self.plan is None or self.results is None:
+            return Taken(lambda: None, len(windows), windows)
+        results = self.results.rows(windows, self.plan.whole(windows)) if windows else self.results.none()
+        return Taken(lambda: None, len(windows), [], results)
 
     def _oldest(self) -> int:
         return self._oldest_of({})

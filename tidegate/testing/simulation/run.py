@@ -27,7 +27,7 @@ from tidegate.testing.simulation.patterns import with_patterns
 from tidegate.testing.simulation.rekeying import with_rekeying
 from tidegate.testing.simulation.specs import KEYS, AppSpec, FlowSpec, Simulated
 from tidegate.testing.simulation.timers import with_timers
-from tidegate.testing.simulation.times import in_time, with_time
+from tidegate.testing.simulation.times import in_time, with_edges, with_time
 from tidegate.testing.simulation.work import with_j
 from tidegate.testing.simulation.world import SIDES, World
 from tidegate.txn.locks import LowWaterMarks, TwoPhaseLocks, locking_with
@@ -102,6 +102,7 @@ def make_case(seed: int) -> Case:
     spec = with_patterns(seed, spec, world())
     spec = with_rekeying(seed, spec, world())
     spec, ahead = with_look_ahead(seed, spec, world())
+    spec = with_edges(seed, spec, world())
     spec = with_timers(seed, spec)
     inputs = random_inputs(rng, spec, seed)
     if any(flow.timed for flow in spec.flows) and seed % 2 and not build(spec, world()).app.graph().times.left_out:

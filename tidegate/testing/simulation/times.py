@@ -11,8 +11,9 @@ from typing import Any
 
 from tidegate import windows as w
 from tidegate.dataflows.graph import Graph
-from tidegate.streams.windows import window
+from tidegate.streams.windows import WindowSpec, window
 from tidegate.streams.windows.declare.joins import join
+from tidegate.streams.windows.declare.scales import Shifted
 from tidegate.testing.driver import Advance, Input, Push
 from tidegate.testing.simulation.apps import declarable
 from tidegate.testing.simulation.specs import AppSpec, FlowSpec, Op, ProcedureSpec
@@ -66,6 +67,31 @@ def _in_procedure(rng: random.Random, procedure: ProcedureSpec) -> ProcedureSpec
         "compute": compute,
     }
     return replace(procedure, ops=ops, window=window(rng.choice(procedure.inputs), **rng.choice(kinds), **options))
+
+
+def with_edges(seed: int, spec: AppSpec, world: World) -> AppSpec:
+    """``spec``, in which some windows begin elsewhere, or fire where rows do not fill them."""
+    rng = random.Random(f"edges {seed}")
+    flows = []
+    for flow in spec.flows:
+        for place, procedure in enumerate(flow.procedures):
+            changed = replace(procedure, window=_with_edge(rng, procedure.window))
+            procedures = (*flow.procedures[:place], changed, *flow.procedures[place + 1 :])
+            candidate = replace(flow, procedures=procedures)
+            if changed != procedure and declarable(world, candidate):
+                flow = candidate
+        flows.append(flow)
+    return replace(spec, flows=tuple(flows))
+
+
+def _with_edge(rng: random.Random, spec: Any) -> Any:
+    if not isinstance(spec, WindowSpec) or rng.random() < 0.5:
+        return spec
+    if spec.kind == "count":
+        return replace(spec, partial=True)
+    if spec.kind in ("time", "landmark") and spec.by_time:
+        return replace(spec, scale=Shifted(spec.slide // 3 + 1, spec.timed))
+    return spec
 
 
 def in_time(seed: int, flow: FlowSpec, border: str, graph: Graph, inputs: list[Input]) -> list[Input]:
