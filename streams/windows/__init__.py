@@ -27,12 +27,15 @@ def open_state(spec: WindowSpec, relation: Relation, plan: Plan | None = None) -
     from tidegate.streams.windows.state.blocks import BlockState
     from tidegate.streams.windows.state.pane_results import PaneResultState
     from tidegate.streams.windows.state.panes import MERGED_DIRECTLY, PaneState
+    from tidegate.streams.windows.state.refining import RefiningState
     from tidegate.streams.windows.state.rows import RowState
 
     if spec.compute is None:
         return RowState(spec, relation, None, None)
     results = Results(spec, relation)
     plan = plan or Plan(spec, relation)
+    if spec.refines:
+        return RefiningState(spec, relation, plan, results)
     if plan.vectorised:
         many = spec.kind == "landmark" or spec.size // gcd(spec.size, spec.slide) > MERGED_DIRECTLY
         return BlockState(spec, relation, results) if many else PaneState(spec, relation, results)

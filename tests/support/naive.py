@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Sequence
+from math import gcd
 from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
 
@@ -93,6 +94,72 @@ def expected(spec: WindowSpec, batches: Sequence[tuple[Any, ...]]) -> Outcome:
     still = [e for key, elements in sequences.items() for e in _still_needed(spec, elements, watermark)]
     rows = [row for batch, *_ in batches for row in batch]
     return Outcome([f for _, f in found], late, [e.row for e in [*still, *waiting]], rows, watermark)
+
+
+# ---- windows that fire more than once
+
+
+class Refined(NamedTuple):
+    """One firing of a window that fires more than once."""
+
+    fired: Fired
+    final: bool
+
+
+def refined(spec: WindowSpec, batches: Sequence[tuple[Any, ...]]) -> tuple[list[Refined], list[Any]]:
+    """Row by row, in order of arrival: whenever the watermark passes a multiple of E, every window is looked at that there is. It
+    fires if what it holds has changed since it last fired, at its end, and at the end of the time for corrections.
+    """
+    every = spec.emit_every or gcd(spec.size, spec.slide)
+    shift = spec.scale.offset if isinstance(spec.scale, Shifted) else 0
+    data: list[tuple[int, int, Any]] = []  # time, arrival, row
+    found: list[Refined] = []
+    late: list[Any] = []
+    told: dict[tuple[Any, int], int] = {}
+    watermark = BEFORE_ALL_TIME
+    for rows, now_us, *mark in batches:
+        for row in [*rows, *mark]:
+            is_row = not isinstance(row, int)
+            before = watermark
+            if is_row:
+                time = now_us if spec.on is None else time_of(getattr(row, spec.on))
+                if spec.on is None:
+                    time = max(time, watermark)
+                if time < watermark - spec.refire:
+                    late.append(row)
+                else:
+                    data.append((time - shift, len(data), row))
+                watermark = max(watermark, time - spec.delay)
+            else:
+                watermark = max(watermark, row if spec.on is not None or row >= END else watermark)
+            found += _at_boundaries(spec, every, shift, data, told, before, watermark)
+    return found, late
+
+
+def _at_boundaries(
+    spec: WindowSpec, every: int, shift: int, data: list[Any], told: dict[Any, int], before: int, watermark: int
+) -> list[Refined]:
+    if not data:
+        return []
+    newest = max(time for time, *_ in data) + spec.size + spec.refire + 2 * every
+    low, high = max(before - shift, min(data)[0] - every), min(watermark - shift, newest)
+    found = []
+    for boundary in range((low // every + 1) * every, high + 1, every):
+        keys = {_key(spec, row) for *_, row in data}
+        now = []
+        for key in sorted(keys, key=_sortable):
+            mine = [one for one in sorted(data, key=lambda one: one[:2]) if _key(spec, one[2]) == key]
+            for w in {w for time, *_ in mine for w in range((time - spec.size) // spec.slide, time // spec.slide + 1)}:
+                start, end = w * spec.slide, w * spec.slide + spec.size
+                rows = tuple(row for time, _, row in mine if start <= time < min(end, boundary))
+                if not rows or boundary > end + spec.refire or (boundary < end and spec.emit_every is None):
+                    continue
+                if len(rows) != told.get((key, w)) or boundary in (end, end + spec.refire):
+                    told[key, w] = len(rows)
+                    fired = Fired(w, key, start + shift, end + shift, rows)
+                    now.append(((w, _sortable(key)), Refined(fired, boundary == end + spec.refire)))
+        found += [one for _, one in sorted(now, key=lambda one: one[0])]
+    return found
 
 
 # ---- time

@@ -7,7 +7,7 @@ from math import gcd
 from tidegate.errors import DeclarationError
 from tidegate.storage.schema import Relation
 from tidegate.streams.windows.declare.functions import Aggregates
-from tidegate.streams.windows.declare.kinds import LABELS, WindowSpec
+from tidegate.streams.windows.declare.kinds import FINAL, LABELS, WindowSpec
 from tidegate.streams.windows.declare.scales import Calendar
 
 LONGEST = 1 << 60  # bounds are 64-bit numbers
@@ -66,9 +66,10 @@ def check_columns(spec: WindowSpec, relation: Relation, what: str) -> None:
 
 def _refuse_labels(spec: WindowSpec, relation: Relation, what: str) -> None:
     """What SQL reads of a window has columns of its own beside the rows' (with ``compute``: beside the ``by`` columns)."""
-    own = ", ".join(LABELS)
+    labels = (*LABELS, FINAL) if spec.refines else LABELS
+    own = ", ".join(labels)
     for name in relation.column_names if spec.compute is None else spec.by:
-        if name.lower() in LABELS:
+        if name.lower() in labels:
             other = ", or let the window compute= what you need" if spec.compute is None else ""
             raise DeclarationError(
                 f"{what}: stream {spec.stream} has a column {name}, but SQL reads the window's own {own} under these names; "

@@ -78,6 +78,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import gcd
 from typing import TYPE_CHECKING, Any, Literal
 
 from tidegate.errors import DeclarationError
@@ -91,11 +92,12 @@ if TYPE_CHECKING:
 Kind = Literal[
     "count", "batches", "time", "slide_by_tuple", "slide_by_time", "delta", "session", "landmark", "punctuated"
 ]
-Late = Literal["drop", "adjust", "raise"]
+Late = Literal["drop", "adjust", "raise", "refire"]
 Where = Literal["local", "spark", "auto"]
 Predicate = str | Callable[[Any], bool]  # a BOOLEAN column, or a function of a row
 
 LABELS = ("window_number", "window_start", "window_end")  # columns of everything that SQL reads of a window
+FINAL = "final"  # and of the results of one that fires more than once
 CONTEXT_FREE: frozenset[Kind] = frozenset({"count", "batches", "time", "landmark"})
 
 
@@ -105,6 +107,7 @@ class WindowSpec:
 
     ``timed``: lengths along ``on`` are in microseconds, not in units of an integer column. ``scale``: what W and S are lengths
     on, where that is not time itself. ``partial``: windows of tuples that the first or the last rows do not fill fire, too.
+    ``emit_every``: how far apart early results are; ``refire``: for how long after its end late rows change a window.
     """
 
     kind: Kind
@@ -125,6 +128,8 @@ class WindowSpec:
     max_delay_us: int | None = None
     scale: Scale | None = None
     partial: bool = False
+    emit_every: int | None = None
+    refire: int = 0
     edition: int = field(default=1, compare=False)
     renamed_from: str | None = field(default=None, compare=False)
 
@@ -155,6 +160,11 @@ class WindowSpec:
         )
 
     @property
+    def refines(self) -> bool:
+        """Does a window fire more than once?"""
+        return self.emit_every is not None or self.late == "refire"
+
+    @property
     def first(self) -> int:
         """The number of the first window of tuples or batches: with ``partial``, the first that ends after the first tuple."""
         return -self.size // self.slide + 1 if self.partial else 0
@@ -176,6 +186,10 @@ class WindowSpec:
             told.append(str(self.scale))
         if self.partial:
             told.append("partial")
+        if self.emit_every is not None:
+            told.append(f"emitting every {length(self.emit_every, True)}")
+        if self.refire:
+            told.append(f"refiring for {length(self.refire, True)}")
         if self.on:
             told.append(f"on {self.on}")
         if self.by:
@@ -204,6 +218,8 @@ def window(
     by: str | tuple[str, ...] | list[str] = (),
     delay: Duration | None = None,
     late: Late = "drop",
+    refire_for: Duration | None = None,
+    emit_every: Duration | None = None,
     source: str | None = None,
     idle: Duration | None = None,
     compute: Function | Mapping[str, Any] | str | None = None,
@@ -224,7 +240,9 @@ def window(
     time is when the batch entered the engine. ``by``: one sequence of windows per value of these columns.
     ``delay``: how much later than its successors a row may arrive; rows wait that long in a reorder buffer. ``late``:
     what to do with one that comes later still: ``drop`` it (counted, and kept in ``tidegate.late_rows``), ``adjust``
-    its time to the watermark, or ``raise``, which aborts the batch. ``source``: a column; the watermark follows the
+    its time to the watermark, ``raise``, which aborts the batch, or ``refire``: its windows fire again, for ``refire_for`` after
+    their end. ``emit_every``: windows of time fire early, too, whenever so much time has passed. A column ``final``
+    then says which result is the last. ``source``: a column; the watermark follows the
     slowest of its values, except those silent for longer than ``idle``. Without rows, ``engine.advance`` moves it.
     ``compute``: what to compute for each window that fires: aggregates by name, a function, or
     ``SELECT … FROM window GROUP BY …``. ``pattern``: how to do it in parallel. ``backend``: where: on this machine
@@ -271,8 +289,17 @@ def window(
         raise DeclarationError(
             f"window over {stream}: backend= and max_delay= are about what is computed, but compute= is missing"
         )
-    if late not in ("drop", "adjust", "raise"):
-        raise DeclarationError(f"window over {stream}: late must be 'drop', 'adjust' or 'raise', got {late!r}")
+    if late not in ("drop", "adjust", "raise", "refire"):
+        raise DeclarationError(
+            f"window over {stream}: late must be 'drop', 'adjust', 'raise' or 'refire', got {late!r}"
+        )
+    if (late == "refire") != (refire_for is not None):
+        raise DeclarationError(
+            f"window over {stream}: late='refire' and refire_for= go together: how long after its end late rows still change a "
+            f"window, and its state is kept; got late={late!r}, refire_for={refire_for!r}"
+        )
+    every = None if emit_every is None else lengths.of("emit_every", emit_every)
+    refire = 0 if refire_for is None else lengths.of("refire_for", refire_for)
     wait = 0 if delay is None else lengths.of("delay", delay, low=0)
     idle_us = None if idle is None else Lengths(f"window over {stream}").of("idle", idle)
     max_delay_us = None if max_delay is None else Lengths(f"window over {stream}").of("max_delay", max_delay)
@@ -282,8 +309,8 @@ def window(
         by = function.by  # of SQL's GROUP BY
     spec = WindowSpec(
         kind, stream, size, step, on, by, bool(lengths.timed), close if close is not None else until, wait, late, source,
-        idle_us, function, pattern, backend, max_delay_us, scale, partial, check_edition(f"window over {stream}", edition),
-        renamed_from,
+        idle_us, function, pattern, backend, max_delay_us, scale, partial, every, refire,
+        check_edition(f"window over {stream}", edition), renamed_from,
     )  # fmt: skip
     _refuse_contradictions(spec)
     return spec
@@ -423,6 +450,8 @@ def _refuse_contradictions(spec: WindowSpec) -> None:
         raise DeclarationError(
             f"{what}: windows of whole batches follow the order of arrival, not the time in a column; leave out on="
         )
+    if spec.refines:
+        _check_refining(spec, what)
     if spec.scale is not None and not spec.by_time:
         raise DeclarationError(f"{what}: offset= says where windows over time begin; this one is of tuples. Name on=")
     if len(set(spec.by)) < len(spec.by):
@@ -441,6 +470,30 @@ def _refuse_contradictions(spec: WindowSpec) -> None:
         raise DeclarationError(
             f"{what}: without on=, time is when the batch was accepted; give lengths of time ('10s') or name an "
             "integer column with on="
+        )
+
+
+def _check_refining(spec: WindowSpec, what: str) -> None:
+    given = "emit_every=" if spec.emit_every is not None else "late='refire'"
+    if spec.kind != "time" or spec.compute is None:
+        raise DeclarationError(
+            f"{what}: {given} is about the results of windows of time; it goes with time= and compute="
+        )
+    if spec.scale is not None and not isinstance(spec.scale, Shifted):
+        raise DeclarationError(
+            f"{what}: {given} goes with lengths that are always the same, not with months or days of a time zone. For early "
+            f"results of those, see landmark="
+        )
+    unit = spec.emit_every or gcd(spec.size, spec.slide)
+    if spec.size % unit or spec.slide % unit:
+        raise DeclarationError(
+            f"{what}: emit_every must divide the range and the slide, so that every window ends with a result ({spec})"
+        )
+    if spec.refire % unit:
+        every = "emit_every" if spec.emit_every is not None else "the largest common divisor of range and slide"
+        raise DeclarationError(
+            f"{what}: windows fire again at multiples of {every}, so refire_for must be one, too ({spec}). For corrections that "
+            f"come sooner, give emit_every="
         )
 
 

@@ -148,7 +148,7 @@ def _positive(pattern: Pattern, workers: Any) -> None:
 
 def has_panes(spec: WindowSpec) -> bool:
     """Are the windows made of panes that are known in advance?"""
-    return spec.kind in CONTEXT_FREE
+    return spec.kind in CONTEXT_FREE and not spec.refines
 
 
 def default_pattern(spec: WindowSpec, function: Function, workers: int) -> Pattern:

@@ -384,6 +384,8 @@ class Plan:
         spec = self.spec
         if self.pane is None:
             parts = f"; parts of {PART_ROWS:,} rows" if self.function.decomposable else ""
+            if spec.refines:
+                return f"none: a window fires several times{parts}"
             return f"none: rows decide where a {spec.kind.replace('_', '-')} window begins{parts}"
         n, step = spec.size // self.pane, spec.slide // self.pane
         if spec.kind == "landmark":

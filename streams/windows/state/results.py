@@ -12,9 +12,10 @@ import pyarrow as pa
 from tidegate.clock import EPOCH
 from tidegate.errors import DeclarationError, MistakeError, near
 from tidegate.storage.column_rows import ColumnRows
-from tidegate.storage.schema import Relation
+from tidegate.storage.schema import Column, Relation
+from tidegate.storage.types import column_type
 from tidegate.streams.windows.declare.functions import Extent, Function, result_rows
-from tidegate.streams.windows.declare.kinds import LABELS, WindowSpec
+from tidegate.streams.windows.declare.kinds import FINAL, LABELS, WindowSpec
 from tidegate.streams.windows.state.columns import Array, Columns
 from tidegate.streams.windows.state.shown import label_columns, shown, shown_each
 
@@ -31,6 +32,9 @@ class Results:
         self.function: Function = spec.compute
         told = label_columns(spec, relation)
         self.as_time = told[-1].type.family == "timestamp"
+        self.refines = spec.refines
+        if self.refines:
+            told = (*told, Column(FINAL, column_type("BOOLEAN"), nullable=False))
         labels = [*(relation.column(name) for name in spec.by), *told]
         returned = self.function.returns(relation)
         taken = {column.name for column in labels}
@@ -47,15 +51,20 @@ class Results:
         """Results of fired windows, from what the function returned for each."""
         found: list[Any] = []
         for window, given in zip(windows, returned, strict=True):
-            found.extend(result_rows(self.relation, given, self.labels(window)))
+            found.extend(self.each(window, given))
         return ResultRows.of_rows(self.relation, found)
+
+    def each(self, window: Extent, returned: Any) -> list[Any]:
+        """The results of one window."""
+        return result_rows(self.relation, returned, self.labels(window))
 
     def none(self) -> ResultRows:
         """No results."""
         return self._none
 
     def labels(self, window: Extent) -> tuple[Any, ...]:
-        return (*window.key, window.number, self.bound(window.start), self.bound(window.end))
+        told = (*window.key, window.number, self.bound(window.start), self.bound(window.end))
+        return (*told, window.final) if self.refines else told  # type: ignore[attr-defined]
 
     def bound(self, value: Any) -> Any:
         """A bound in readable form."""

@@ -131,15 +131,24 @@ class EventTime:
             return Step(columns, times, int(times[-1]), None, (self.waiting, self.times, self.sources))
         return self._reordered(columns, times, now_us, NEVER if mark is None else mark)
 
+    def seen(self, columns: Columns, now_us: int) -> tuple[Array, Array]:
+        """The times of these rows, and the watermark before each of them."""
+        assert self.spec.on is not None
+        times = times_of(columns[self.spec.on])
+        return times, self._levels(columns, times, now_us)[0]
+
+    def _levels(self, columns: Columns, times: Array, now_us: int) -> tuple[Array, int, dict[Any, tuple[int, int]]]:
+        """The watermark before each row, and after all."""
+        if self.spec.source is not None:
+            return self._by_source(columns, times, now_us)
+        reached = np.maximum.accumulate(np.concatenate([[self.watermark], times - self.spec.delay]))
+        return reached[:-1], int(reached[-1]), self.sources
+
     def _reordered(self, columns: Columns, times: Array, now_us: int, mark: int) -> Step:
         spec = self.spec
-        if spec.source is None:
-            reached = np.maximum.accumulate(np.concatenate([[self.watermark], times - spec.delay]))
-            before, watermark, sources = reached[:-1], int(reached[-1]), self.sources
-        else:
-            before, watermark, sources = self._by_source(columns, times, now_us)
+        before, watermark, sources = self._levels(columns, times, now_us)
         watermark = max(watermark, mark)
-        late = times < before
+        late = times < before - spec.refire
         dropped = None
         if late.any():
             dropped = np.flatnonzero(late)

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from math import gcd
 from typing import Any
 
 from tidegate import windows as w
 from tidegate.dataflows.graph import Graph
 from tidegate.streams.windows import WindowSpec, window
+from tidegate.streams.windows.declare.functions import Aggregates
 from tidegate.streams.windows.declare.joins import join
 from tidegate.streams.windows.declare.scales import Shifted
 from tidegate.testing.driver import Advance, Input, Push
@@ -89,9 +91,20 @@ def _with_edge(rng: random.Random, spec: Any) -> Any:
         return spec
     if spec.kind == "count":
         return replace(spec, partial=True)
+    if spec.kind == "time" and isinstance(spec.compute, Aggregates) and rng.random() < 0.7:
+        return _refining(rng, spec)
     if spec.kind in ("time", "landmark") and spec.by_time:
         return replace(spec, scale=Shifted(spec.slide // 3 + 1, spec.timed))
     return spec
+
+
+def _refining(rng: random.Random, spec: WindowSpec) -> WindowSpec:
+    """It fires early, or again, or both."""
+    unit = gcd(spec.size, spec.slide)
+    early = None if rng.random() < 0.4 else unit if unit % 5 else unit // 5
+    if spec.on is None or (early is not None and rng.random() < 0.5):
+        return replace(spec, emit_every=early or unit)
+    return replace(spec, emit_every=early, late="refire", refire=(early or unit) * rng.randint(1, 4))
 
 
 def in_time(seed: int, flow: FlowSpec, border: str, graph: Graph, inputs: list[Input]) -> list[Input]:
