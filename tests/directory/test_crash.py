@@ -50,6 +50,14 @@ def test_dying_between_two_streams(mode: str, executor: str, tmp_path: Path) -> 
     assert soundly(summary).kills >= 2
 
 
+@pytest.mark.parametrize(("mode", "executor"), [("weak", "serial"), ("effects", "threads")])
+def test_each_timer_comes_once(mode: str, executor: str, tmp_path: Path) -> None:
+    summary = Summary()
+    points = ("", "log-before-write", "merge-after-checkpoint")
+    run_round(Round("desk", 3, mode, executor, "group", points), tmp_path, summary)
+    assert soundly(summary).kills >= 2
+
+
 @pytest.mark.parametrize("block", range(1))
 def test_dying_at_any_moment(block: int) -> None:
     summary = soundly(crash_test(3, seed=10 + 3 * block, points=("",)))

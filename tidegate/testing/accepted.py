@@ -45,6 +45,7 @@ class _Accepted:
         for record in records:
             match record:
                 case Pushed() | Fed() | Requeued():
+                    self._history.entered.update(getattr(record, "timers", None) or ())
                     for sequence, batch in self._batches(record):
                         self._origin[sequence] = batch, sequence
                         self._enter(Entry(sequence, from_us(record.time_us), Ticket(_TELLER), batch=batch))

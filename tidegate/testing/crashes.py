@@ -250,11 +250,12 @@ class Child:
             if time.monotonic() > give_up:
                 raise TidegateError(f"steps {[number for number, _ in waiting]} do not finish")
             self._idle()
-        while finish and not self.engine.scheduler.idle:
+        while finish and (self.engine.runtime.timers.pending or not self.engine.scheduler.idle):
             self._resume()
             self._idle()
             if time.monotonic() > give_up:
                 told = "; ".join(f"{e} {e.reason}" for e in self.engine.scheduler.waiting())
+                told += f" ({len(self.engine.runtime.timers.pending)} timers are pending)"
                 raise TidegateError(f"the workload does not finish: {told}")
 
     def _idle(self) -> None:
@@ -416,6 +417,16 @@ def judge(seen: Observed, summary: Summary, different: list[str]) -> None:
         raise TidegateError("; ".join(wrong[:8]))
 
 
+def _never_came(seen: Observed, held: Counter[str]) -> list[str]:
+    """Of the desk: shipments that nobody picked up, and that were not refused, and the reminders that they lack."""
+    if seen.subject.name != "desk":
+        return []
+    with open(seen.subject.app, seen.directory) as engine:
+        left = engine.query("SELECT id FROM shipments WHERE state <> 'picked up'").rows
+    names = [repr(("unclaimed", "fed", [row.id, reminder])) for row in left for reminder in (1, 2, 3)]
+    return [f"lost: the timer {name}" for name in names if not held[name]]
+
+
 @contextmanager
 def quiet() -> Iterator[None]:
     """Without the log lines about failures that belong to the workload."""
@@ -452,7 +463,7 @@ def _compare_inputs(seen: Observed) -> tuple[list[str], list[str]]:
                 held[repr((record.stream, key, record.batch_id))] += 1
             case Fed():
                 held.update(repr((record.stream, "fed", list(row))) for row in plain_rows(record.rows))
-    lost, calls = [], seen.calls()
+    lost, calls = _never_came(seen, held), seen.calls()
     for number in seen.acknowledged:
         match seen.steps[number]:
             case Push(stream, rows, batch_id):

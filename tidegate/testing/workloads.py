@@ -364,7 +364,73 @@ def bank_subject(recovery: str) -> Subject:
     return Subject("bank", bank(recovery), steps)
 
 
-BUILT_IN = {"leaderboard": leaderboard_subject, "ward": ward_subject, "till": till_subject, "bank": bank_subject}
+def desk(recovery: str = "weak") -> App:
+    """Shipments that are picked up in time, or not: timers, some cancelled, some that set the next one, and a schedule."""
+    app = App("desk", recovery=recovery)  # type: ignore[arg-type]
+    app.table(
+        "CREATE TABLE shipments (id BIGINT PRIMARY KEY, timer VARCHAR, state VARCHAR NOT NULL, reminders BIGINT NOT NULL)"
+    )
+    app.table("CREATE TABLE ticks (due TIMESTAMP PRIMARY KEY, waiting BIGINT NOT NULL)")
+    app.stream("booked", "id BIGINT NOT NULL, wait_ms BIGINT NOT NULL", border=True)
+    app.stream("picked_up", "id BIGINT NOT NULL", border=True)
+    app.stream("unclaimed", "id BIGINT NOT NULL, reminder BIGINT NOT NULL", border=True)
+    app.stream("alerts", "id BIGINT NOT NULL, reminder BIGINT NOT NULL")
+
+    @app.procedure(inputs="booked", writes=["shipments"], timers="unclaimed")
+    def book(txn: Transaction, booked: Batch) -> None:
+        for one in booked:
+            timer = txn.after(dt.timedelta(milliseconds=one.wait_ms), "unclaimed", id=one.id, reminder=1)
+            txn.insert("shipments", (one.id, timer, "waiting", 0))
+        if any(one.id % 11 == 0 for one in booked):
+            txn.abort("no such address")
+
+    @app.procedure(inputs="picked_up", writes=["shipments"])
+    def pick_up(txn: Transaction, picked_up: Batch) -> None:
+        for one in picked_up:
+            shipment = txn.get("shipments", one.id)
+            if shipment is not None:
+                txn.cancel(shipment.timer)
+                txn.update("shipments", one.id, state="picked up")
+
+    @app.procedure(inputs="unclaimed", outputs="alerts", writes=["shipments"], timers="unclaimed")
+    def remind(txn: Transaction, unclaimed: Batch) -> None:
+        for one in unclaimed:
+            shipment = txn.get("shipments", one.id)
+            if shipment.state == "picked up":
+                continue
+            timer = shipment.timer
+            if one.reminder < 3:
+                timer = txn.after("3ms", "unclaimed", id=one.id, reminder=one.reminder + 1)
+            txn.update("shipments", one.id, timer=timer, state="overdue", reminders=shipment.reminders + 1)
+            txn.emit("alerts", [(one.id, one.reminder)])
+
+    @app.procedure(every="50ms", reads=["shipments"], writes=["ticks"])
+    def look(txn: Transaction, ticks: Batch) -> None:
+        for tick in ticks:
+            txn.insert("ticks", (tick.due, txn.count("shipments", state="waiting")))
+
+    return app
+
+
+def desk_subject(recovery: str) -> Subject:
+    def steps(seed: int) -> list[Step]:
+        chance = random.Random(seed)
+        made: list[Step] = []
+        for number in range(1, 61):
+            made.append(Push("booked", ((number, chance.choice((0, 2, 10, 40))),), number))
+            if chance.random() < 0.4:
+                made.append(Push("picked_up", ((chance.randrange(1, number + 1),),), number))
+            if chance.random() < 0.08:
+                made.append(Checkpoint(generation=chance.random() < 0.5))
+        return made
+
+    return Subject("desk", desk(recovery), steps)
+
+
+BUILT_IN = {
+    "leaderboard": leaderboard_subject, "ward": ward_subject, "till": till_subject, "bank": bank_subject,
+    "desk": desk_subject,
+}  # fmt: skip
 
 
 # ---- apps of others
