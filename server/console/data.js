@@ -2,7 +2,7 @@
 
 import { follow, post } from "./api.js";
 import { perSecond, spark } from "./rates.js";
-import { byId, make, number, put, rate, table } from "./show.js";
+import { byId, make, moment, number, put, rate, table, until } from "./show.js";
 
 const SHOWN = 500; // rows of a result
 
@@ -57,6 +57,12 @@ export function showStreams(now, before) {
     ["a second", (row) => rate(perSecond(now, before, row.border ? "pushed" : "emitted", row.stream))],
     ["queued", "queued"], ["subscribers", (row) => now.subscribers[row.stream]?.subscribers ?? 0],
   ], now.streams, "The app has no streams."));
+  put("due", table([
+    ["due", (row) => (row.due ? moment(row.due) : "as soon as time passes")],
+    ["in", (row) => (row.due ? until(row.due, now.at) : "")], ["stream", "stream"],
+    ["set by", (row) => row.schedule ?? row.procedure], ["timer", "timer"],
+  ], now.next_timers.slice(0, 20), "No timer is pending, and the app has no schedule."));
+  byId("pending").textContent = now.timers > 20 ? `the first of ${number(now.timers)}` : "";
 }
 
 const KEPT = 200;

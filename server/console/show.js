@@ -37,6 +37,15 @@ export function clock(stamp) {
   return stamp ? new Date(stamp.endsWith("Z") ? stamp : `${stamp}Z`).toLocaleTimeString("en-GB") : "";
 }
 
+const stamped = (stamp) => new Date(stamp.endsWith("Z") || stamp.includes("+") ? stamp : `${stamp}Z`);
+
+export function moment(stamp) { return stamped(stamp).toLocaleString("en-GB"); }
+
+export function until(stamp, now) {
+  const left = (stamped(stamp) - stamped(now)) / 1000;
+  return left > 0 ? seconds(left) : "due";
+}
+
 function shown(value) {
   if (value == null) return "";
   if (typeof value === "number") return number(value, 2);

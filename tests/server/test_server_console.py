@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -78,6 +80,23 @@ def test_sql_by_keyboard(page: Any) -> None:
     assert page.input_value("#query") == "SELECT * FROM scarce LIMIT 100"
     page.click("#views button >> text=tidegate.streams")
     page.wait_for_selector("#result td >> text=shipments")
+
+
+def test_what_time_will_bring(browser: Any, tmp_path: Path) -> None:
+    """The timers of another app."""
+    server = Server(tmp_path / "server.log", app="tidegate.examples.shipments.app")
+    try:
+        with server.client() as client:
+            client.push("booked", [(7, dt.datetime(2199, 1, 1))])
+        page = browser.new_page()
+        page.goto(f"{server.url}/#streams")
+        page.wait_for_selector("#due td >> text=unclaimed")
+        told = page.inner_text("#due tbody tr")
+        page.close()
+    finally:
+        server.stop()
+    assert "2199" in told
+    assert "book" in told
 
 
 def test_a_decision_is_answered(page: Any, shared: Server) -> None:
