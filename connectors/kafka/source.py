@@ -6,6 +6,7 @@ Offsets committed to the consumer group are only for monitoring; they are never 
 
 from __future__ import annotations
 
+import datetime as dt
 import logging
 import time
 from collections.abc import Mapping
@@ -15,16 +16,19 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from tidegate.connectors.kafka.offsets import ClientLog, asked, described, first_and_end
 from tidegate.connectors.shared.reading import UNREADABLE, RowReader, from_text, reason, shown
+from tidegate.connectors.shared.slowest import Slowest
 from tidegate.connectors.shared.values import JsonValues, Values
-from tidegate.errors import SourceError
+from tidegate.errors import DeclarationError, SourceError
 from tidegate.outside.sources import Checked, Malformed, Polled
 from tidegate.storage.schema import Relation, Row
+from tidegate.streams.windows.declare.durations import Duration
 
 log = logging.getLogger("tidegate")
 
 REQUEST_S = 10.0
 SHORTEST_POLL_S = 0.05  # the client reports only while it is polled
 MOST_AT_ONCE = 1_000_000  # that librdkafka returns
+TIMES = "times"  # in an offset: the newest time of each partition
 OVERSIGHT_S = 5.0  # how often new partitions are looked for
 
 
@@ -36,6 +40,10 @@ class KafkaSource:
     ``tidegate-`` and the ingestion's name by default. ``follow=False``: finish at the end that the topic has when it is
     opened. ``settings``: of librdkafka, for TLS and passwords. ``fields``, ``ignore_unknown``: see
     :mod:`tidegate.connectors.shared.reading`.
+
+    ``time``: a column with the time of a record, which ascends within each partition, but for ``delay``. The stream's time then
+    comes as far as the slowest partition, whose newest time is kept with its offset; one that has nothing more, and was
+    silent for ``idle``, does not hold it back.
     """
 
     def __init__(
@@ -50,7 +58,12 @@ class KafkaSource:
         settings: Mapping[str, Any] | None = None,
         fields: Mapping[str, str] | None = None,
         ignore_unknown: bool = False,
+        time: str | None = None,
+        delay: Duration | None = None,
+        idle: str | dt.timedelta | None = None,
     ) -> None:
+        if time is None and (delay is not None or idle is not None):
+            raise DeclarationError(f"topic {topic}: delay= and idle= are about time; name its column with time=")
         self.servers = servers
         self.topic = topic
         self.finished = False
@@ -61,6 +74,7 @@ class KafkaSource:
         self._settings = dict(settings or {})
         self._options = (fields, ignore_unknown)
         self._consumer: Consumer | None = None
+        self._slowest = None if time is None else Slowest(time, delay, idle)
         self._at: dict[str, int] = {}
         self._ends: dict[str, int] = {}  # of every partition when it was opened: it finishes there
         self._seen: dict[str, int] = {}  # the offset at which a partition was seen to have nothing more
@@ -78,6 +92,19 @@ class KafkaSource:
             low, high = self._consumer.get_watermark_offsets(TopicPartition(self.topic, int(partition)), cached=True)
             behind += max(0, high - max(at, low)) if high >= 0 else 0
         return behind
+
+    @property
+    def watermark(self) -> Any:
+        """How far time has come in every partition, by the records polled so far; None: that is not known."""
+        if self._slowest is None or self._consumer is None:
+            return None
+        return self._slowest.reached(self._at, self._is_read)
+
+    def _is_read(self, partition: str) -> bool:
+        """Has it nothing more, according to the last answer of the brokers?"""
+        assert self._consumer is not None
+        _, high = self._consumer.get_watermark_offsets(TopicPartition(self.topic, int(partition)), cached=True)
+        return 0 <= high <= self._at[partition]
 
     # ---- connecting
 
@@ -105,11 +132,13 @@ class KafkaSource:
                 source=name,
                 fatal=True,
             )
+        if self._slowest is not None:
+            self._slowest.begin(name, relation, (offset or {}).get(TIMES, {}))
         self._reader.check_schema(self._values.fields(), self._key, f"the schema of topic {self.topic}")
         group = self._group or f"tidegate-{name}"
         try:
             self._consumer = self._made_consumer(group)
-            self._at = {str(partition): int(at) for partition, at in (offset or {}).items()}
+            self._at = {str(partition): int(at) for partition, at in (offset or {}).items() if partition != TIMES}
             self._assign()
             if not self._follow:
                 self._ends = {partition: self._watermarks(partition)[1] for partition in self._at}
@@ -197,13 +226,18 @@ class KafkaSource:
             at[str(partition)] = offset + 1
             try:
                 rows.append(self._row(message))
+                if self._slowest is not None:
+                    self._slowest.hear(str(partition), rows[-1])
                 places.append((partition, offset))
             except UNREADABLE as error:
                 malformed.append(Malformed(self._place(partition, offset), shown(message.value()), reason(error)))
         self._at = at
         if not self._follow:  # past aborted and control records at the end of a partition, which are never handed out
             self.finished = all(max(at[p], self._seen.get(p, 0)) >= end for p, end in self._ends.items())
-        return Polled(rows, at, malformed, lambda i: self._place(*places[i])) if rows or malformed else None
+        if not rows and not malformed:
+            return None
+        offset_: dict[str, Any] = at if self._slowest is None else {**at, TIMES: self._slowest.saved()}
+        return Polled(rows, offset_, malformed, lambda i: self._place(*places[i]))
 
     def _place(self, partition: int, offset: int) -> str:
         return f"{self.topic}/{partition}/{offset}"
@@ -239,7 +273,7 @@ class KafkaSource:
 
     def committed(self, offset: Any) -> None:
         assert self._consumer is not None
-        offsets = [TopicPartition(self.topic, int(p), at) for p, at in offset.items() if at > 0]
+        offsets = [TopicPartition(self.topic, int(p), at) for p, at in offset.items() if p != TIMES and at > 0]
         try:
             self._consumer.commit(offsets=offsets, asynchronous=True)
         except KafkaException as error:  # our own log has them

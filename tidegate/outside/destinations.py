@@ -34,6 +34,9 @@ class Destination(Protocol):
     def finish(self, stream: str) -> None:
         """Nothing will follow on it; that is on disk when this returns."""
 
+    def advance(self, stream: str, to: Any) -> None:
+        """No row before this time will follow on it; that is on disk when this returns."""
+
     def halted(self, stream: str) -> str | None:
         """Why rows of this stream wait: their dataflow is halted. None: they do not, or it is not known here."""
 
@@ -49,6 +52,7 @@ class Embedded:
         self._scheduler = engine.scheduler
         self._push = engine.push
         self._finish = engine.finish
+        self._advance = engine.advance
         self._sync = None if engine.durable is None else engine.durable.sync
 
     def relation(self, stream: str) -> Relation:
@@ -74,6 +78,11 @@ class Embedded:
 
     def finish(self, stream: str) -> None:
         self._finish(stream, timeout_s=ROOM_S)
+        if self._sync is not None:
+            self._sync()
+
+    def advance(self, stream: str, to: Any) -> None:
+        self._advance(stream, to, timeout_s=ROOM_S)
         if self._sync is not None:
             self._sync()
 
@@ -117,6 +126,9 @@ class Served:
 
     def finish(self, stream: str) -> None:
         self._client.finish(stream, wait=False)
+
+    def advance(self, stream: str, to: Any) -> None:
+        self._client.advance(stream, to, wait=False)
 
     def halted(self, stream: str) -> str | None:
         return None

@@ -83,6 +83,7 @@ class Ingestion:
         self._destination = destination
         self._relation = destination.relation(stream)
         self._to_finish = finish  # the stream, once everything has been taken
+        self._advanced: Any = None  # how far time has been brought
         self._opened = False
         self._polled: Polled | None = None  # read, not accepted yet
         self._offset: Any = None  # of what was accepted last
@@ -183,6 +184,7 @@ class Ingestion:
             if self._polled is None:
                 self._polled = self.source.poll(self.limit, timeout_s)
             if self._polled is None:
+                self._advance_stream()
                 self._finish_stream()
                 self.error = None
                 self._measure(LAG_S if timeout_s and not self.source.finished else 0.0)
@@ -191,6 +193,7 @@ class Ingestion:
             offset, self._polled = self._polled.offset, None
             crash_point("ingestion-before-committed")
             self.source.committed(offset)
+            self._advance_stream()
             self._finish_stream()
             self._measure(0.0 if self.source.finished else LAG_S)
         except BaseException as error:
@@ -198,6 +201,19 @@ class Ingestion:
             raise
         self.error = None
         return taken
+
+    def _advance_stream(self) -> None:
+        """Bring time as far as the source says. A crash in front of this, and the next look at the source says it again."""
+        to = getattr(self.source, "watermark", None)
+        if to is None or (self._advanced is not None and to <= self._advanced):
+            return
+        try:
+            self._destination.advance(self.stream, to)
+        except BatchError as error:
+            if "does not go back" not in str(error):
+                raise
+            log.debug("ingestion %s: time on %s has come further already: %s", self.name, self.stream, error)
+        self._advanced = to
 
     def _finish_stream(self) -> None:
         """After the last row of a source that ends, where asked for. A crash in front of this, and it is done next time."""

@@ -82,6 +82,9 @@ class Source(Protocol):
 
         A source that can wait long for something that does not answer also has ``interrupt()``: called on another
         thread when the ingestion closes, it ends that wait.
+
+        One that knows how far time has come has ``watermark``: a time (a whole number for an integer column) before which it
+        will have no record besides those polled already, or None. The stream is advanced to it.
         """
 
 

@@ -14,7 +14,8 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from source_apps import keeping, kept, rejected
 
-from tidegate import App, Batch, Engine
+from tidegate import App, Batch, Engine, window
+from tidegate import windows as w
 from tidegate.benchmarks.kafka_broker import KafkaBroker, read
 from tidegate.connectors.kafka.changes import changes_in_topic
 from tidegate.connectors.kafka.sink import KafkaSink
@@ -56,6 +57,66 @@ def test_records_come_in_once_and_bad_ones_are_told(
     ingestion = again.ingest("things", KafkaSource(broker.servers, name), "in")
     assert ingestion.pump(30) == 1
     assert [row[0] for row in kept(again)] == [1, 2, 3, 4]
+
+
+def test_time_comes_as_far_as_in_the_slowest_partition(
+    open_engine: Open, tmp_path: Path, broker: KafkaBroker, topic: Any, write: Any
+) -> None:
+    name = topic(3)
+    columns = "id BIGINT NOT NULL, at_ BIGINT NOT NULL"
+
+    def at(*times: int) -> list[bytes]:
+        return [json.dumps({"id": number, "at_": time}).encode() for number, time in enumerate(times)]
+
+    def source(**more: Any) -> KafkaSource:
+        return KafkaSource(broker.servers, name, time="at_", delay=5, **more)
+
+    app = counted(columns)
+    write(name, *at(1, 12, 31))
+    write(name, *at(3, 25), partition=1)
+    engine = open_engine(app, tmp_path / "db")
+    ingestion = engine.ingest("things", source(), "in")
+    while sum(row[1] for row in engine.query("SELECT * FROM seen").rows) < 5:
+        ingestion.pump(10)
+    assert engine.query("SELECT * FROM counts").rows == []  # nothing is known of the third
+    assert engine.position("in") == {"0": 3, "1": 2, "2": 0, "times": {"0": 31, "1": 25}}
+    engine.abandon()
+    engine = open_engine(counted(columns), tmp_path / "db")
+    write(name, *at(33), partition=2)
+    ingestion = engine.ingest("things", source(), "in")
+    while not engine.query("SELECT * FROM counts").rows:
+        ingestion.pump(1)
+    assert engine.query("SELECT * FROM counts ORDER BY 1").rows == [(0, 2), (10, 1)]  # 25 less 5
+    write(name, *at(60))
+    ingestion.close()
+    ingestion = engine.ingest("things", source(idle="200ms"), "in")
+    while len(engine.query("SELECT * FROM counts").rows) < 4:
+        ingestion.pump(1)
+    assert engine.query("SELECT * FROM counts ORDER BY 1").rows == [(0, 2), (10, 1), (20, 1), (30, 2)]
+    with pytest.raises(SourceError, match="may be NULL"):
+        open_engine(keeping(COLUMNS)).ingest("things", KafkaSource(broker.servers, name, time="name"), "in")
+
+
+def counted(columns: str) -> App:
+    app = App("counted")
+    app.table("CREATE TABLE counts (start BIGINT PRIMARY KEY, n BIGINT)")
+    app.table("CREATE TABLE seen (id BIGINT PRIMARY KEY, n BIGINT)")
+    app.stream("things", columns, border=True)
+    app.stream("kept", columns)
+
+    @app.procedure(inputs="things", outputs="kept", writes=["seen"])
+    def take(txn: Any, things: Batch) -> None:
+        known = txn.get("seen", 1)
+        txn.upsert("seen", (1, len(things) + (0 if known is None else known.n)))
+        txn.emit("kept", [(row.id, row.at_) for row in things])
+
+    each = window("kept", time=10, on="at_", delay=1_000_000, compute={"n": w.count()})
+
+    @app.procedure(inputs="kept", writes=["counts"], windows={"each": each})
+    def count(txn: Any, kept: Batch) -> None:
+        txn.execute("INSERT INTO counts SELECT window_start, n FROM each")
+
+    return app
 
 
 def test_keys_and_schemas(open_engine: Open, broker: KafkaBroker, topic: Any, write: Any) -> None:

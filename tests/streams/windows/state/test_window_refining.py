@@ -53,14 +53,14 @@ def ran(state: Any, batches: Any, by: int, broken: bool = False) -> tuple[list[A
             state.slide(rows, *rest)  # an abort
             again = open_state(state.spec, EVENTS)
             again.restore(state.save())
-            assert again.contents() == state.contents()
+            assert repr(again.contents()) == repr(state.contents())
             state = again
         slide = state.slide(rows, *rest)
         slide.commit()
         found += [tuple(row)[: by + 6] for row in slide.results]
         assert [row for one in slide.shown_each(state.results.relation) for row in one] == [*slide.results]
         late += map(repr, slide.late)
-    return found, late, state.fired, state.contents()
+    return found, late, state.fired, repr(state.contents())
 
 
 @pytest.mark.parametrize("how", COMPUTE)
@@ -80,7 +80,7 @@ def test_what_fires_when_is_as_defined(name: str, how: str) -> None:
         assert found[0] == [result(one) for one in wanted]
         assert found[1] == [*map(repr, late)]
         if batches and batches[-1][-1] == END:
-            assert found[3] == {}
+            assert found[3] == "{}"
 
     check()
 
