@@ -27,12 +27,16 @@ from tidegate.connectors.spark.cursor import Patience, make_step, next_step
 from tidegate.engine.engine import Engine
 from tidegate.errors import TidegateError, unknown
 from tidegate.mutex import Flag
+from tidegate.outside.destinations import bring_time
 from tidegate.storage.schema import Relation
 from tidegate.wire import read_relation
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+
+
+UNKNOWN = "1970-01-01T00:00:00.000Z"  # Spark's watermark at first
 
 
 def pipe(
@@ -45,6 +49,7 @@ def pipe(
     trigger: Mapping[str, Any] | None = None,
     timeout_s: float | None = None,
     new_checkpoint: bool = False,
+    watermark: bool = False,
 ) -> Pipeline:
     """Start a streaming query that pushes every micro-batch of ``frame`` to a border stream, exactly once.
 
@@ -53,7 +58,8 @@ def pipe(
     stream); one for each query. ``trigger``: as in Spark, ``{"availableNow": True}`` for example. ``timeout_s``: how
     long to wait for an engine without room, or an unreachable server, before the query fails (None: as long as it
     takes).
-    ``new_checkpoint``: this checkpoint directory is new on purpose, and so is its input.
+    ``new_checkpoint``: this checkpoint directory is new on purpose, and so is its input. ``watermark``: the query has one
+    (``frame.withWatermark``), and the stream is advanced to it, as of the micro-batch before.
     """
     from tidegate.connectors.spark.types import check_fits
 
@@ -64,7 +70,7 @@ def pipe(
             stream=stream,
         )
     check_fits(frame.schema, border_relation(engine, stream))
-    pipeline = Pipeline(engine, stream, source or f"spark:{stream}", timeout_s, new_checkpoint)
+    pipeline = Pipeline(engine, stream, source or f"spark:{stream}", timeout_s, new_checkpoint, watermark)
     writer = frame.writeStream.foreachBatch(pipeline.take).option("checkpointLocation", _place(checkpoint))
     if trigger:
         writer = writer.trigger(**trigger)
@@ -85,7 +91,13 @@ class Pipeline:
     """
 
     def __init__(
-        self, engine: Engine | Client, stream: str, source: str, timeout_s: float | None, new_checkpoint: bool
+        self,
+        engine: Engine | Client,
+        stream: str,
+        source: str,
+        timeout_s: float | None,
+        new_checkpoint: bool,
+        watermark: bool = False,
     ) -> None:
         self.stream = stream
         self.source = source
@@ -94,6 +106,8 @@ class Pipeline:
         self.query: StreamingQuery
         self._engine = engine
         self._new_checkpoint = new_checkpoint
+        self._watermark = watermark
+        self._advanced = UNKNOWN
         self._patience = Patience(timeout_s)
         self._begun = Flag()
 
@@ -125,6 +139,16 @@ class Pipeline:
         rows = frame.toArrow()
         self._patience.insist(lambda: make_step(self._engine, self.stream, rows, step))
         self.pushed += 1
+        if self._watermark:
+            self._advance()
+
+    def _advance(self) -> None:
+        """To the query's watermark in the last micro-batch: Spark takes it from those before."""
+        progress = self.query.lastProgress
+        to = UNKNOWN if progress is None else progress["eventTime"].get("watermark", UNKNOWN)
+        if to > self._advanced:
+            self._patience.insist(lambda: bring_time(lambda: self._engine.advance(self.stream, to), self.stream))
+            self._advanced = to
 
     @property
     def active(self) -> bool:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tidegate.errors import FeedHalted, TidegateError
+from tidegate.errors import BatchError, FeedHalted, TidegateError
 from tidegate.storage.schema import Relation
 
 if TYPE_CHECKING:
     from tidegate.client import Client
     from tidegate.engine.engine import Engine
 
+
+log = logging.getLogger("tidegate")
 
 ROOM_S = 1.0  # how long to wait for room in the queues before checking whether to stop
 
@@ -132,6 +135,16 @@ class Served:
 
     def halted(self, stream: str) -> str | None:
         return None
+
+
+def bring_time(advance: Callable[[], object], stream: str) -> None:
+    """Advance a stream on behalf of a source. That time has come further already is no failure: others may have brought it."""
+    try:
+        advance()
+    except BatchError as error:
+        if "does not go back" not in str(error):
+            raise
+        log.debug("time on %s has come further already: %s", stream, error)
 
 
 def destination_of(engine: Engine | Client) -> Destination:

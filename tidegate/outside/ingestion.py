@@ -37,7 +37,7 @@ from tidegate.errors import (
 from tidegate.forking import own
 from tidegate.mutex import Flag
 from tidegate.outside.background import in_background, repeat
-from tidegate.outside.destinations import Destination, destination_of
+from tidegate.outside.destinations import Destination, bring_time, destination_of
 from tidegate.outside.rejects import REJECTED, rejected_row
 from tidegate.outside.sources import Malformed, Polled, Source
 
@@ -207,12 +207,7 @@ class Ingestion:
         to = getattr(self.source, "watermark", None)
         if to is None or (self._advanced is not None and to <= self._advanced):
             return
-        try:
-            self._destination.advance(self.stream, to)
-        except BatchError as error:
-            if "does not go back" not in str(error):
-                raise
-            log.debug("ingestion %s: time on %s has come further already: %s", self.name, self.stream, error)
+        bring_time(lambda: self._destination.advance(self.stream, to), self.stream)
         self._advanced = to
 
     def _finish_stream(self) -> None:

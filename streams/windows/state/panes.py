@@ -397,7 +397,7 @@ class PaneState(ColumnState):
                 values = one.results([*tails[max(start, 0) // self.pane]], seen - max(start, 0))
                 found.append(((number, sort_key(key)), (*key, number, start, end, *values)))
         found.sort(key=lambda one: one[0])
-        make = self.results.relation.row._make
+        make = self.results.relation.named
         results = ResultRows.of_rows(self.results.relation, [make(row) for _, row in found])
         return Taken(lambda: None, len(found), [], results)
 

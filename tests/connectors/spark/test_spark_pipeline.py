@@ -10,8 +10,10 @@ import pytest
 from meters import ROWS, make_app, oracle, put_files, readings, rows_of, state
 
 import tidegate
+from tidegate import window
 from tidegate.connectors.spark.pipeline import pipe
 from tidegate.errors import BatchError, DataError, EngineClosed, TidegateError
+from tidegate.windows import count
 
 NOW = {"availableNow": True}
 
@@ -39,6 +41,33 @@ def test_files_come_in_once_and_in_order(spark: Any, engine: tidegate.Engine, tm
     assert (pipeline.pushed, pipeline.repeated) == (2, 1)
     assert state(engine) == oracle(range(5))
     assert engine.position("spark:readings") == {"query": str(pipeline.query.id), "batch": 4}
+
+
+def test_the_watermark_of_a_query_advances_the_stream(spark: Any, tmp_path: Path) -> None:
+    app = tidegate.App("hours")
+    app.table("CREATE TABLE hours (start TIMESTAMP PRIMARY KEY, n BIGINT)")
+    app.stream("readings", "n BIGINT NOT NULL, taken TIMESTAMP NOT NULL", border=True)
+    app.stream("kept", "n BIGINT NOT NULL, taken TIMESTAMP NOT NULL")
+
+    @app.procedure(inputs="readings", outputs="kept")
+    def keep(txn: Any, readings: Any) -> None:
+        txn.emit("kept", [row for row in readings if row.n % 2 == 0])  # rows alone do not say how far time is
+
+    hourly = window("kept", time="1h", on="taken", compute={"n": count()})
+
+    @app.procedure(inputs="kept", writes=["hours"], windows={"hourly": hourly})
+    def tell(txn: Any, kept: Any) -> None:
+        txn.execute("INSERT INTO hours SELECT window_start, n FROM hourly")
+
+    put_files(tmp_path / "in", range(5))  # n counts rows through all files
+    frame = readings(spark, tmp_path / "in").selectExpr(
+        "CASE WHEN n = 0 THEN 0 ELSE 2 * n + 1 END AS n",
+        "timestamp_seconds(1700000000 + 1800 * n) AS taken",
+    )
+    with tidegate.open(app) as engine:
+        timed = frame.withWatermark("taken", "1 hour")
+        assert pipe(timed, engine, "readings", checkpoint=tmp_path / "c", trigger=NOW, watermark=True).wait()
+        assert engine.query("SELECT n FROM hours").rows == [(1,)]
 
 
 def test_another_checkpoint_directory_is_refused(spark: Any, engine: tidegate.Engine, tmp_path: Path) -> None:
