@@ -104,7 +104,7 @@ class KafkaSource:
         """Has it nothing more, according to the last answer of the brokers?"""
         assert self._consumer is not None
         _, high = self._consumer.get_watermark_offsets(TopicPartition(self.topic, int(partition)), cached=True)
-        return 0 <= high <= self._at[partition]
+        return 0 <= int(high) <= self._at[partition]
 
     # ---- connecting
 
