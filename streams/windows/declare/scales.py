@@ -207,8 +207,8 @@ def scaled(what: str, size: Any, slide: Any, offset: int, zone: str | None) -> t
             else "Their lengths differ, so neither divides the other"
         )
         raise DeclarationError(
-            f"{what}: {name}={length!r} is no number of whole {count}. With timezone= the lengths of a window are all in days, "
-            f"or all in months, quarters and years. {hint}"
+            f"{what}: {name}={length!r} is no number of whole {count}. The lengths of a window of the calendar are all in days, "
+            f"with timezone=, or all in months, quarters and years. {hint}"
         )
     if 0 in counts:
         raise DeclarationError(f"{what}: time and slide must be positive, got {size!r} and {slide!r}")
