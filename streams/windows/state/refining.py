@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from copy import copy
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from math import gcd
 from typing import Any, Self
 
@@ -159,9 +159,10 @@ class RefiningState(ColumnState):
         reached = self._place(draft.time.watermark)
         if reached == NEVER:
             return
-        for boundary in sorted({*self.dues, *draft.dues} - draft.passed):
-            if boundary > reached:
-                break
+        if reached < min(chain(self.dues, draft.dues), default=END):
+            return
+        passed = {boundary for boundary in chain(self.dues, draft.dues) if boundary <= reached} - draft.passed
+        for boundary in sorted(passed):
             draft.passed.add(boundary)
             due = self.dues.get(boundary, set()) | draft.dues.get(boundary, set())
             for number, key in sorted(due, key=lambda window: (window[0], sort_key(window[1]))):
