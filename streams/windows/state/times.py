@@ -60,11 +60,12 @@ class Few(NamedTuple):
 class EventTime:
     """Event time of one window over one stream (and stream key)."""
 
-    __slots__ = ("by_rows", "sources", "spec", "time_of", "times", "waiting", "watermark")
+    __slots__ = ("by_rows", "refire", "sources", "spec", "time_of", "times", "waiting", "watermark")
 
     def __init__(self, spec: WindowSpec, relation: Relation, names: list[str]) -> None:
         self.spec = spec
         self.time_of = None if spec.on is None else time_of(relation, spec.on)
+        self.refire: int = getattr(spec, "refire", 0)  # a pattern's rows have no second chance
         self.by_rows = not spec.delay and spec.source is None  # is a row's time all that moves the watermark?
         self.watermark = NEVER
         self.waiting = Columns.empty(relation, names)
@@ -75,7 +76,7 @@ class EventTime:
         """A new one like this one, which is empty."""
         found = EventTime.__new__(EventTime)
         found.spec, found.time_of, found.by_rows, found.watermark = self.spec, self.time_of, self.by_rows, NEVER
-        found.waiting, found.times, found.sources = self.waiting, self.times, self.sources
+        found.waiting, found.times, found.sources, found.refire = self.waiting, self.times, self.sources, self.refire
         return found
 
     def one(self, row: Row, now_us: int) -> int | None:
@@ -148,7 +149,7 @@ class EventTime:
         spec = self.spec
         before, watermark, sources = self._levels(columns, times, now_us)
         watermark = max(watermark, mark)
-        late = times < before - spec.refire
+        late = times < before - self.refire
         dropped = None
         if late.any():
             dropped = np.flatnonzero(late)
