@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -65,6 +66,9 @@ class Asked:
     schema: TableSchema
     sql: str
     fixed: dict[str, list[Values]] = field(default_factory=dict)
+    single: Callable[[tuple[Any, ...]], Any] | None = (
+        None  # all that is asked for, if it is one value of the only column
+    )
     given: tuple[tuple[str, ...], Given] | None = None
 
     @property
@@ -76,7 +80,7 @@ class Asked:
         """Raise AccessError if that is a partition that ``view`` is not restricted to."""
         reader = view.access.get(self.schema.name)
         chosen = reader.partitions(view) if reader is not None else None
-        if chosen is None:
+        if chosen is None or (self.single is not None and self._is_named(chosen, values)):
             return
         wanted: list[Wanted] = []
         for name, sets in self.fixed.items():
@@ -89,6 +93,14 @@ class Asked:
             if rows is not None:
                 wanted.append((names, rows))
         check_asked(view.procedure, self.schema, chosen, wanted, self.sql)
+
+    def _is_named(self, chosen: Collection[Any], values: tuple[Any, ...]) -> bool:
+        """Most often it is; if this can't tell, the long way does."""
+        assert self.single is not None
+        try:
+            return self.single(values) in chosen
+        except (TypeError, Fallback):  # a list is no value of a column
+            return False
 
 
 def asked_partitions(parsed: Parsed, fold: Fold) -> tuple[Asked, ...]:
@@ -134,6 +146,9 @@ class _Conditions:
         if given:
             source, equal = max(given.items(), key=lambda found: len(found[1]))
             asked.given = self._given(source, equal)
+        sets = next(iter(asked.fixed.values()), [])
+        if len(schema.partition_by) == len(sets) == 1 and isinstance(sets[0], _One):
+            asked.single = sets[0].value_of
         return asked
 
     def _equal_to(self, start: Place) -> list[Place]:
@@ -223,13 +238,13 @@ class _Conditions:
         if any(node.find_all(exp.Column, exp.Query)):
             return None
         if (place := self._parameter(node)) is not None:
-            return lambda view, values: _stored([values[place]], column)
+            return _One(itemgetter(place), column)
         compiler = Compiler(Scope(), self._fold, self._parsed.parameters.count, self._parsed.draws)
         try:
             value_of = compiler.function(compiler.key_part(column, node), "p")
         except NotCompilable:
             return self._constant(node, column)
-        return lambda view, values: _evaluated(value_of, values)
+        return _One(value_of)
 
     def _constant(self, node: exp.Expression, column: Column) -> Values | None:
         """A literal of another type than the column's, as in ``account = 3.0``."""
@@ -253,6 +268,20 @@ class _Conditions:
         return place if place is not None and place < self._parsed.parameters.count else None
 
 
+class _One(NamedTuple):
+    """One value. ``column``: it is a parameter, which need not be in the form that this column stores."""
+
+    value_of: Callable[[tuple[Any, ...]], Any]
+    column: Column | None = None
+
+    def __call__(self, view: View, values: tuple[Any, ...]) -> Collection[Any] | None:
+        try:
+            found = (self.value_of(values),)
+        except Fallback:
+            return None
+        return found if self.column is None else _stored(found, self.column)
+
+
 def _split(node: exp.Expression) -> list[exp.Expression]:
     """``(a, b) = (1, 2)`` is two conditions."""
     if isinstance(node, _EQUAL) and isinstance(node.this, exp.Tuple) and isinstance(node.expression, exp.Tuple):
@@ -267,13 +296,6 @@ def _union(sets: Sequence[Values]) -> Values:
         return None if None in parts else [value for part in parts for value in part or ()]
 
     return found
-
-
-def _evaluated(value_of: Callable[[tuple[Any, ...]], Any], values: tuple[Any, ...]) -> Collection[Any] | None:
-    try:
-        return (value_of(values),)
-    except Fallback:
-        return None
 
 
 def _stored(values: Any, column: Column) -> Collection[Any] | None:
