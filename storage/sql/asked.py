@@ -268,7 +268,8 @@ class _Conditions:
         return place if place is not None and place < self._parsed.parameters.count else None
 
 
-class _One(NamedTuple):
+@dataclass(frozen=True)
+class _One:
     """One value. ``column``: it is a parameter, which need not be in the form that this column stores."""
 
     value_of: Callable[[tuple[Any, ...]], Any]
