@@ -18,7 +18,7 @@ each other; its own executions, and those of all units downstream, are numbered 
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -109,7 +109,7 @@ class Graph:
                     (),
                     (),
                     frozenset(),
-                    self.access_of[procedure.name],
+                    _union(self._locked(procedure)) if self.app.maintained else self.access_of[procedure.name],
                     wide=self._wide,
                 )
 
@@ -211,7 +211,7 @@ class Graph:
                 tuple(dict.fromkeys(awaited)),
                 tuple(s for member in members for s in member.outputs),
                 behind,
-                _union(access for member in members for access in self.access_of[member.name]),
+                _union(access for member in members for access in self._locked(member)),
                 either,
                 number,
                 self._named(node, members, inputs, behind),
@@ -485,6 +485,17 @@ class Graph:
                 elif write and not declared[table].write:
                     declared[table] = replace(declared[table], write=True)
         return tuple(declared.values())
+
+    def _locked(self, procedure: Procedure) -> Iterator[TableAccess]:
+        """What it declared, and what maintaining the views over the tables that it writes takes: the state of each view, and
+        the other tables that a join looks up.
+        """
+        yield from self.access_of[procedure.name]
+        written = {access.table for access in self.access_of[procedure.name] if access.write}
+        for view in self.app.maintained.values():
+            for table in written.intersection(view.reads):
+                yield from (TableAccess(other) for other in view.reads if other != table)
+                yield from (TableAccess(schema.name, write=True) for schema in view.states)
 
 
 def _union(accesses: Iterable[TableAccess]) -> tuple[TableAccess, ...]:

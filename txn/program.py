@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
 from tidegate.dataflows.app import App
@@ -16,6 +16,7 @@ from tidegate.dataflows.validation import clashing
 from tidegate.errors import AccessError, DataError
 from tidegate.storage.database import Database
 from tidegate.storage.expiry import ExpiringReader, remove_due
+from tidegate.storage.maintained import Maintained, maintain, readers_of
 from tidegate.storage.readers import CommittedReader, CompositeReader, PartitionReader, Reader
 from tidegate.storage.schema import Relation
 from tidegate.storage.sql.statements import Statement
@@ -225,7 +226,9 @@ class UnitProgram:
     not for it: a member declares ``math.inf``, or has a window that Spark evaluates.
     """
 
-    def __init__(self, unit: Unit, programs: dict[str, Program], timers: Timers) -> None:
+    def __init__(
+        self, unit: Unit, programs: dict[str, Program], timers: Timers, maintained: Sequence[Maintained] = ()
+    ) -> None:
         self.unit = unit
         self.timers = timers
         self.name = unit.name
@@ -247,7 +250,11 @@ class UnitProgram:
                 if reader.write and isinstance(reader, ExpiringReader)
             }.values()
         )
-        direct = ready and not unit.rekeyed and not self.expiring
+        written = {name for member in self.members for name, reader in member.access.items() if reader.write}
+        self.maintained = tuple(view for view in maintained if written.intersection(view.reads))
+        self.states = frozenset(schema.name for view in self.maintained for schema in view.states)
+        self.view_readers: dict[str, Reader] = {}
+        direct = ready and not unit.rekeyed and not self.expiring and not self.maintained
         self.plain = direct and not unit.minds
         self.timely = direct and unit.minds and not any(m.passes for m in self.members)
         self.named = unit.named
@@ -262,6 +269,12 @@ class UnitProgram:
                 member.function = user_code(member.function)
         readers = [reader for program in self.members for reader in program.access.values()]
         self.committed = any(isinstance(getattr(reader, "inner", reader), CommittedReader) for reader in readers)
+
+    def maintain(self, view: View) -> None:
+        """Fold what its procedures have written into the materialized views."""
+        if not self.view_readers:
+            self.view_readers = readers_of(view.database, self.maintained)
+        maintain(view, self.maintained, self.view_readers)
 
     def remove_due(self, view: View) -> None:
         """At the end of its procedures: delete rows that are due from the tables that it has written to."""

@@ -61,8 +61,9 @@ class Runtime:
         self.halfway = database.halfway
         self.programs = {p.name: Program(app, graph, p, database, evaluation) for p in app.procedures.values()}
         self.timers = timers_of(app)
+        views = tuple(app.maintained.values())
         units: Iterable[Unit] = [*graph.units, *graph.oltp.values()]
-        self.units = {unit.name: UnitProgram(unit, self.programs, self.timers) for unit in units}
+        self.units = {unit.name: UnitProgram(unit, self.programs, self.timers, views) for unit in units}
         self.running: dict[int, Any] = {}  # thread -> the transaction whose procedure it runs, or its Stop
         windows = [ahead for program in self.programs.values() for ahead in program.ahead.values()]
         self.ahead = Ahead(windows) if windows else None
@@ -160,6 +161,8 @@ class Runtime:
                 return PAUSED
         if txn.unit.expiring:
             txn.unit.remove_due(txn)
+        if txn.unit.maintained:
+            txn.unit.maintain(txn)
         for stream, key, most in txn.unit.rekeyed:
             if stream in txn.emitted:
                 check_divisible(txn.emitted[stream], key, most)

@@ -22,7 +22,7 @@ from tidegate.txn.shown import Point, Shown, random_at, random_state
 from tidegate.txn.timers import cancel_timer, set_timer
 
 if TYPE_CHECKING:
-    from tidegate.storage.sql.statements import Rows
+    from tidegate.storage.sql.statements import Rows, Statement
     from tidegate.txn.runtime import Runtime
 
 
@@ -257,13 +257,23 @@ class Transaction(View):
         Returns the rows (of SELECT or RETURNING) as named tuples; ``.count`` is the number returned or affected. Text is
         prepared on first use and cached.
         """
-        return self.runtime.app.statement(statement, self.program.windows_of).run(self, named or parameters)
+        prepared = self.runtime.app.statement(statement, self.program.windows_of)
+        if self.unit.maintained:
+            self._see_views(prepared)
+        return prepared.run(self, named or parameters)
+
+    def _see_views(self, statement: Statement) -> None:
+        """A statement that reads a materialized view sees what this transaction has written."""
+        if not self.unit.states.isdisjoint(statement.reads):
+            self.unit.maintain(self)
 
     def fire(self, statements: Iterable[Any], name: str, relation: Any, rows: Sequence[Row]) -> None:
         """Run EE triggers with ``rows`` as the relation ``name``."""
         before = self.relations
         self.relations = {**before, name: (relation, rows)}
         for statement in statements:
+            if self.unit.maintained:
+                self._see_views(statement)
             statement.run(self)
         self.relations = before
 

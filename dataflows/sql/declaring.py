@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidegate.dataflows.access import declared_access
 from tidegate.dataflows.definitions import Procedure
+from tidegate.dataflows.sql.maintaining import declare_maintained
 from tidegate.dataflows.sql.planning import Plan, plan_stream
 from tidegate.dataflows.sql.running import runs
 from tidegate.dataflows.sql.text import Piece, Text, TokenType, name_at, statements
@@ -302,11 +303,10 @@ def _view(app: App, piece: Piece, at: int) -> str:
     return app.view(name, _query_of(piece, at + 1, name))
 
 
-def _maintained(_: App, piece: Piece, at: int) -> str:
+def _maintained(app: App, piece: Piece, at: int) -> str:
     name = name_at(piece, at, "materialized view")
-    raise piece.refused(
-        at, "materialized views are not there yet", f"write CREATE VIEW {name} AS …, which is computed when it is asked"
-    )
+    _query_of(piece, at + 1, name)
+    return declare_maintained(app, name, piece.part(at + 2, len(piece.tokens)))
 
 
 def _query_of(piece: Piece, at: int, name: str) -> str:

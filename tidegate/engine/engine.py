@@ -45,6 +45,7 @@ from tidegate.engine.questions import Question, answer_rows, questions, reask
 from tidegate.engine.result import Result
 from tidegate.engine.system_views import Merge
 from tidegate.engine.ticking import Ticker
+from tidegate.engine.views import fill_views
 from tidegate.errors import AccessError, EngineClosed, LogFailed, MergeFailed, unknown
 from tidegate.forking import own
 from tidegate.mutex import Rank, reentrant
@@ -142,6 +143,7 @@ class Engine:
         try:
             self._open(progress, [drop] if isinstance(drop, str) else list(drop))
             if self.directory is not None:
+                fill_views(self)
                 keep_for_deliveries(self)
         except BaseException:
             closing.let_go(self)

@@ -11,6 +11,7 @@ from tidegate.directory.upgrading.changes import Drops, Plan, Verdict, bound, dr
 from tidegate.directory.upgrading.declared import table_facts
 from tidegate.errors import TidegateError
 from tidegate.storage.ddl import quote
+from tidegate.storage.maintained import PREFIX
 from tidegate.storage.migration import Reshape, Source, StoredBase, Trial, constant_default, is_wider
 from tidegate.storage.schema import Column, TableSchema
 
@@ -24,7 +25,10 @@ def plan_tables(plan: Plan, app: App, meta: Mapping[str, Any], base: StoredBase,
     aside = {entry[0] for entry in meta.get("set_aside", ())}
     for name, facts in stored.items():
         new = plan.tables.get(name)
-        if new is None:
+        if new is None and name.startswith(PREFIX):
+            plan.add("table", name, "it held a materialized view, which is gone or has changed", Verdict.DROPPED)
+            plan.forgotten.add(("table", name))
+        elif new is None:
             what = f"it is stored with {rows(base.count(name))}, but the app no longer declares it"
             drop_or_refuse(plan, drops, "table", name, what, "Declare it again, say renamed_from= where it is now")
         else:

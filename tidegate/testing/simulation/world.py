@@ -45,6 +45,12 @@ EXPIRING = {"fading": "3ms", "visits": "6ms"}  # an input takes a millisecond
 SIDES = ("left_side", "right_side")  # always changed together: any consistent state has equal rows in both
 
 
+VIEWS = """
+CREATE MATERIALIZED VIEW of_plain AS SELECT tag, count(*) AS n, sum(v) AS v, sum(d) AS d, min(v) AS least, max(d) AS most FROM plain GROUP BY tag;
+CREATE MATERIALIZED VIEW of_parts AS SELECT k, count(*) AS n, sum(d) AS d, count(DISTINCT tag) AS tags FROM parts GROUP BY k;
+CREATE MATERIALIZED VIEW of_both AS SELECT l.id, l.v + r.v AS v FROM left_side l JOIN right_side r ON r.id = l.id;
+"""  # noqa: E501
+
 LATE = "late"  # the border stream that only timers feed
 
 
@@ -61,12 +67,18 @@ class World:
             self._template.table(f"CREATE TABLE {side} (id INTEGER PRIMARY KEY, v BIGINT NOT NULL)")
         for name in (*(f"s{i}" for i in range(STREAMS)), *(f"t{i}" for i in range(MORE_STREAMS)), LATE):
             self._template.stream(name, COLUMNS, border=True)
+        self._plain = dict(self._template.tables)
+        self._template.declare(VIEWS)
         self._relations = {s.name: s.relation for s in self._template.streams.values()}
         self._bases: list[RecycledBase] = []
 
-    def app(self) -> App:
-        """An app with the tables and nothing else; prepared statements that read no windows are shared."""
+    def app(self, views: bool = False) -> App:
+        """An app with the tables, perhaps with views over them, and nothing else; prepared statements that read no windows are
+        shared.
+        """
         app = copy.copy(self._template)
+        if not views:
+            app.tables, app.views, app.maintained = self._plain, {}, {}
         app._statements = {None: self._template._statements.setdefault(None, {})}
         app.streams, app.procedures, app.nested_groups, app.triggers = {}, {}, {}, []
         return app
