@@ -40,7 +40,7 @@ from tidegate.dataflows.views import PlainView, declare_view, read_through, with
 from tidegate.errors import DataError, DeclarationError, StatementError, TidegateError, unknown
 from tidegate.storage.ddl import Scratch, from_sqlalchemy
 from tidegate.storage.expiry import expiring, expiry_indexes
-from tidegate.storage.maintained import Maintained
+from tidegate.storage.maintained import Changes, Maintained
 from tidegate.storage.migration import constant_default
 from tidegate.storage.schema import Relation, TableSchema
 from tidegate.storage.sql.statements import Statement, prepare
@@ -98,6 +98,7 @@ class App:
         self.procedures: dict[str, Procedure] = {}
         self.views: dict[str, PlainView] = {}
         self.maintained: dict[str, Maintained] = {}  # materialized views
+        self.view_changes: dict[str, Changes] = {}  # of those whose changes are a stream, by the table with the state
         self.nested_groups: dict[str, Nested] = {}
         self.plans: dict[str, Any] = {}  # of streams declared in SQL, for explain
         self.watermarks: dict[

@@ -214,6 +214,39 @@ class Maintained:
         return tuple(dict.fromkeys(delta.table for delta in self.deltas))
 
 
+@dataclass(frozen=True)
+class Changes:
+    """What a row of the state shows in the view, for those who follow it. ``columns``: of the view, with their types."""
+
+    relation: Relation
+    statement: Statement
+    columns: tuple[tuple[str, str], ...]
+
+    def rows(self, database: Database, old: Sequence[Row], new: Sequence[Row]) -> list[tuple[Row, int]]:
+        """The rows of the view that are fewer or more with ``new`` in the place of ``old`` rows of the state: (row, weight)."""
+        found: dict[Row, int] = {}
+        for rows, weight in ((old, -1), (new, 1)):
+            view = View(database, 0, {}, procedure="view")
+            view.relations = {self.relation.name: (self.relation, tuple(rows))}
+            for row in self.statement.run(view):
+                told = tuple(row)
+                found[told] = found.get(told, 0) + weight
+        return sorted(
+            ((row, weight) for row, weight in found.items() if weight), key=lambda one: (one[1] > 0, repr(one[0]))
+        )
+
+
+def told_changes(txn: View, changes: Changes, reader: Reader) -> list[tuple[Row, int]]:
+    """What a transaction changes in a view, of which ``reader`` reads the state."""
+    old, new = [], []
+    for key, row in sorted(txn.writes.get(reader.name, {}).items()):
+        before = reader.old(txn, key)
+        if before != row:
+            old += [before] if before is not None else []
+            new += [row] if row is not None else []
+    return changes.rows(txn.database, old, new) if old or new else []
+
+
 class Folding:
     """The fold of one transaction's changes into one view."""
 
@@ -324,3 +357,14 @@ def filler(view: Maintained) -> Callable[[View], None]:
         Folding(txn, view, readers_of(txn.database, [view])).filled()
 
     return fill
+
+
+def beginner(state: TableSchema, changes: Changes) -> Callable[..., None]:
+    """The call at whose position a durable subscription begins: all rows of the view, as changes from nothing."""
+
+    def begin(txn: Any, _: str) -> None:
+        table = txn.database.tables[state.name]
+        rows = txn.visible(txn.access[state.name], sorted(txn.database.all_keys(table)))
+        txn.view_changes = {state.name: changes.rows(txn.database, [], rows)}
+
+    return begin

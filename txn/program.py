@@ -16,7 +16,7 @@ from tidegate.dataflows.validation import clashing
 from tidegate.errors import AccessError, DataError
 from tidegate.storage.database import Database
 from tidegate.storage.expiry import ExpiringReader, remove_due
-from tidegate.storage.maintained import Maintained, maintain, readers_of
+from tidegate.storage.maintained import Changes, Maintained, maintain, readers_of, told_changes
 from tidegate.storage.readers import CommittedReader, CompositeReader, PartitionReader, Reader
 from tidegate.storage.schema import Relation
 from tidegate.storage.sql.statements import Statement
@@ -275,6 +275,13 @@ class UnitProgram:
         if not self.view_readers:
             self.view_readers = readers_of(view.database, self.maintained)
         maintain(view, self.maintained, self.view_readers)
+
+    def tell_views(self, changes: Mapping[str, Changes], txn: Any) -> None:
+        """What the transaction changes in views whose changes are a stream: found before it commits, where SQL may still run."""
+        txn.view_changes = {
+            name: told_changes(txn, changes[name], self.view_readers[name])
+            for name in sorted(self.states & changes.keys())
+        }
 
     def remove_due(self, view: View) -> None:
         """At the end of its procedures: delete rows that are due from the tables that it has written to."""

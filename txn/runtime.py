@@ -48,7 +48,7 @@ class Changes(Protocol):
 
     stream: str
 
-    def batches(self, writes: Mapping[Key, Row | None], position: Position) -> list[Batch]: ...
+    def batches(self, txn: Transaction, writes: Mapping[Key, Row | None]) -> list[Batch]: ...
 
 
 class Runtime:
@@ -163,6 +163,8 @@ class Runtime:
             txn.unit.remove_due(txn)
         if txn.unit.maintained:
             txn.unit.maintain(txn)
+            if self.app.view_changes:
+                txn.unit.tell_views(self.app.view_changes, txn)
         for stream, key, most in txn.unit.rekeyed:
             if stream in txn.emitted:
                 check_divisible(txn.emitted[stream], key, most)
@@ -395,12 +397,7 @@ class Runtime:
         followed = [
             (n, log) for n, log in self.changelogs.items() if log.stream in self.listeners or log.stream in self.topics
         ]
-        return [
-            batch
-            for name, log in followed
-            if name in txn.writes
-            for batch in log.batches(txn.writes[name], txn.position)
-        ]
+        return [batch for name, log in followed if name in txn.writes for batch in log.batches(txn, txn.writes[name])]
 
 
 def _without_marks(streams: Mapping[str, Batch]) -> bool:

@@ -56,12 +56,17 @@ class Transaction(View):
         "streams",
         "time",
         "unit",
+        "view_changes",
     )
 
     _random: random.Random  # made when it is first asked for
     program: Program  # the member that runs; while the unit waits and after it, the last member's ``ended``
     entry: int  # the number of what it emits to streams with a key of their own; others do not have it
     shown: tuple[Shown, ...]  # the questions it has asked; most transactions ask none, and do not have it
+
+    view_changes: Mapping[
+        str, list[tuple[Row, int]]
+    ]  # rows of materialized views with weights, for those who follow them
 
     def __init__(
         self,

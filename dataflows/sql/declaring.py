@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from tidegate.dataflows.app import App
 
 Options = dict[str, str | None]
-STREAM_OPTIONS = {"border": None, "key": "'column'", "idle": "'30s'"}
-TABLE_OPTIONS = {"partition_by": "'column'", "changelog": None, "expire": "'seen_at 1h'"}
+STREAM_OPTIONS: dict[str, str | None] = {"border": None, "key": "'column'", "idle": "'30s'"}
+TABLE_OPTIONS: dict[str, str | None] = {"partition_by": "'column'", "changelog": None, "expire": "'seen_at 1h'"}
+VIEW_OPTIONS: dict[str, str | None] = {"changelog": None}
 ELSEWHERE = {
     "SOURCE": "bring rows in with app.source(…) in Python, or push them to a stream: CREATE STREAM … WITH (border)",
     "SINK": "deliver a stream with app.deliver(…) in Python, or subscribe to it",
@@ -305,8 +306,9 @@ def _view(app: App, piece: Piece, at: int) -> str:
 
 def _maintained(app: App, piece: Piece, at: int) -> str:
     name = name_at(piece, at, "materialized view")
-    _query_of(piece, at + 1, name)
-    return declare_maintained(app, name, piece.part(at + 2, len(piece.tokens)))
+    options, _, after = _with_options(piece, at + 1, VIEW_OPTIONS)
+    _query_of(piece, after, name)
+    return declare_maintained(app, name, piece.part(after + 1, len(piece.tokens)), "changelog" in options)
 
 
 def _query_of(piece: Piece, at: int, name: str) -> str:

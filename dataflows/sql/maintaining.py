@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from sqlglot import exp
 
-from tidegate.dataflows.definitions import Procedure, TableAccess
+from tidegate.dataflows.changelogs import SNAPSHOT
+from tidegate.dataflows.definitions import Procedure, Stream, TableAccess
 from tidegate.dataflows.sql.planning import calls
 from tidegate.dataflows.sql.text import Piece
 from tidegate.dataflows.views import PlainView, with_views
@@ -23,6 +24,7 @@ from tidegate.storage.ddl import quote
 from tidegate.storage.maintained import (
     CHANGES,
     PREFIX,
+    Changes,
     Delta,
     Kept,
     KeptDecimals,
@@ -30,6 +32,7 @@ from tidegate.storage.maintained import (
     KeptSum,
     KeptValues,
     Maintained,
+    beginner,
     filler,
 )
 from tidegate.storage.schema import Relation, TableSchema
@@ -74,7 +77,7 @@ class _Query:
         )  # fmt: skip
 
 
-def declare_maintained(app: App, name: str, piece: Piece) -> str:
+def declare_maintained(app: App, name: str, piece: Piece, changelog: bool = False) -> str:
     """Declare the view: its state as tables, how changes are folded in, and the plain view that shows it."""
     sql = piece.sql()
     try:
@@ -85,14 +88,20 @@ def declare_maintained(app: App, name: str, piece: Piece) -> str:
     try:
         query = _parts(app, name, piece, parsed)
         maintained, shown = _plan(query, sql)
+        changes = _changes(query, maintained.state, shown) if changelog else None
     except StatementError as error:
         raise piece.refused(0, f"materialized view {name}: {str(error).splitlines()[0]}", "correct the query") from None
     for schema in maintained.states:
         app.tables[schema.name] = schema
     try:
+        if changes is not None:
+            _declare_changes(app, maintained, changes)
         columns = app.scratch.define_view(name, shown)
         _same_columns(query, sql, columns)
     except TidegateError:
+        app.streams.pop(f"{name}_changes", None)
+        app.procedures.pop(SNAPSHOT + maintained.state.name, None)
+        app.scratch.forget(f"{name}_changes")
         for schema in maintained.states:
             del app.tables[schema.name]
             app.scratch.forget(schema.name)
@@ -103,6 +112,42 @@ def declare_maintained(app: App, name: str, piece: Piece) -> str:
     access = [TableAccess(table) for table in maintained.reads] + [TableAccess(table, write=True) for table in tables]
     app.procedures[FILL + name] = Procedure(FILL + name, filler(maintained), access=tuple(access))
     return name
+
+
+def _changes(query: _Query, state: TableSchema, shown: str) -> Changes:
+    """What a row of the state shows: the query over the state with one row in its place."""
+    tree = tree_of(shown)
+    if any(tree.args.get(part) for part in ("order", "limit", "offset", "qualify")) or tree.find(exp.Window):
+        raise query.refused(
+            "what a changed group changes in it is not known, because of ORDER BY, LIMIT or a window function",
+            "leave out changelog, or these; who follows the changes can order them",
+        )  # fmt: skip
+    if query.app.recovery == "effects":
+        raise query.refused(
+            "with recovery='effects' its changes are not found again in a replay", "leave out changelog"
+        )
+    relation = Relation(f"{CHANGES}_{state.name}", state.columns)
+    for table in list(tree.find_all(exp.Table)):
+        if table.name == state.name:
+            table.replace(exp.to_table(relation.name))
+    app = query.app
+    app.scratch.define_window(relation)
+    text = tree.sql("duckdb")
+    types = [(name, "BIGINT" if kind == "HUGEINT" else kind) for name, kind in app.scratch.shape(text)]
+    return Changes(relation, prepare(text, {}, {relation.name: relation}, app.scratch), tuple(types))
+
+
+def _declare_changes(app: App, view: Maintained, changes: Changes) -> None:
+    """The stream ``<view>_changes``: rows of the view with the weight that each change adds, and the position."""
+    columns = [f"{quote(name)} {kind}" for name, kind in changes.columns]
+    name = app.stream(
+        f"{view.name}_changes", ", ".join([*columns, "weight BIGINT NOT NULL", "position BIGINT NOT NULL"])
+    )
+    app.streams[name] = Stream(name, app.streams[name].relation, changelog_of=view.state.name)
+    snapshot = SNAPSHOT + view.state.name
+    access = (TableAccess(view.state.name, write=True),)
+    app.procedures[snapshot] = Procedure(snapshot, beginner(view.state, changes), access=access)
+    app.view_changes[view.state.name] = changes
 
 
 def _same_columns(query: _Query, sql: str, columns: Sequence[tuple[str, str]]) -> None:
@@ -124,13 +169,13 @@ def _parts(app: App, name: str, piece: Piece, parsed: Any) -> _Query:
         raise query.refused("it depends on time or chance", "give the value in the query of the view")
     if parsed.parameters.names:
         raise query.refused("it has a parameter", "give the value in the query of the view")
+    if any(table.name.startswith(PREFIX) for table in tree.find_all(exp.Table)):
+        raise query.refused("it reads another materialized view", "write its query over the tables")
     inner = next((n for n in tree.find_all(exp.Query) if n is not tree), None)
     if inner is not None or tree.args.get("with_"):
         raise query.refused("it has a subquery or WITH")
     for table in tree.find_all(exp.Table):
         schema = _table(app, table)
-        if schema.name.startswith(PREFIX):
-            raise query.refused("it reads another materialized view", "write its query over the tables")
         if schema.expiry is not None:
             raise query.refused(f"rows of {schema.name} expire", "delete them in a procedure with every=")
     _check_joins(query)

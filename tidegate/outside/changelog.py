@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -38,9 +38,11 @@ from tidegate.storage.expiry import ExpiringReader
 from tidegate.storage.migration import constant_default
 from tidegate.storage.schema import Column, Key, Relation, Row, TableSchema
 from tidegate.storage.versions import VersionedTable
-from tidegate.storage.view import View
 from tidegate.streams.batch import Batch
 from tidegate.wire import RowWire, encode
+
+if TYPE_CHECKING:
+    from tidegate.txn.transaction import Transaction
 
 ROWS_AT_ONCE = 1_000  # of a rebuild: one call
 
@@ -54,9 +56,9 @@ class Changelog:
         self._relation = relation
         self._wire = RowWire(table.schema)
 
-    def batches(self, writes: Mapping[Key, Row | None], position: int) -> list[Batch]:
-        """What changes at ``position``; called before the writes are committed."""
-        schema = self._table.schema
+    def batches(self, txn: Transaction, writes: Mapping[Key, Row | None]) -> list[Batch]:
+        """What the transaction changes; called before its writes are committed."""
+        schema, position = self._table.schema, txn.position
         parts: dict[Any, list[Row]] = {}
         for key in sorted(writes):
             before, after = self._table.read(key, position), writes[key]
@@ -66,7 +68,7 @@ class Changelog:
                 )
         return [Batch(self._relation, position, tuple(rows), part) for part, rows in parts.items()]
 
-    def snapshot(self, view: View) -> list[Batch]:
+    def snapshot(self, view: Transaction) -> list[Batch]:
         """All rows that ``view`` reaches, as changes from nothing at its position. With those that are due: their removal
         will be a change.
         """
@@ -85,6 +87,22 @@ class Changelog:
         return None if row is None else encode(self._wire.write((row,))[0]).decode()
 
 
+class ViewChangelog(Changelog):
+    """Turns what an execution changed in the state of a materialized view into rows of the view, each with a weight: how many
+    there are more (or, negative, fewer) than before.
+    """
+
+    def batches(self, txn: Transaction, writes: Mapping[Key, Row | None]) -> list[Batch]:
+        return self.snapshot(txn)
+
+    def snapshot(self, view: Transaction) -> list[Batch]:
+        """What the transaction found before it committed: its changes, or all rows for the call that begins a subscription."""
+        rows = self._relation.conform_all(
+            [(*row, weight, view.position) for row, weight in view.view_changes[self._table.name]]
+        )
+        return [Batch(self._relation, view.position, rows)] if rows else []
+
+
 def _partition(schema: TableSchema, key: Key) -> Any:
     if not schema.partition_by:
         return None
@@ -99,11 +117,14 @@ def key_text(schema: TableSchema, key: Key) -> str:
 
 def changelogs(app: App, database: Database) -> dict[str, Changelog]:
     """The changelogs of an engine, by table."""
-    return {
-        stream.changelog_of: Changelog(database.tables[stream.changelog_of], stream.relation)
-        for stream in app.streams.values()
-        if stream.changelog_of is not None
-    }
+    found: dict[str, Changelog] = {}
+    for stream in app.streams.values():
+        table = stream.changelog_of
+        if table in app.view_changes:
+            found[table] = ViewChangelog(database.tables[table], stream.relation)
+        elif table is not None:
+            found[table] = Changelog(database.tables[table], stream.relation)
+    return found
 
 
 # ---- rebuilding

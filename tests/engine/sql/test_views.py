@@ -209,6 +209,36 @@ def test_a_procedure_reads_a_view_as_its_tables_are_for_it() -> None:
             pass
 
 
+def test_the_changes_of_a_view_have_weights(tmp_path: Path) -> None:
+    app = App("followed")
+    app.declare("""CREATE TABLE t (id INTEGER PRIMARY KEY, x INTEGER);
+                   CREATE MATERIALIZED VIEW by_x WITH (changelog) AS
+                   SELECT x, count(*) AS n FROM t GROUP BY x HAVING count(*) > 1;
+                   CREATE MATERIALIZED VIEW xs WITH (changelog) AS SELECT x FROM t;
+                   CREATE MATERIALIZED VIEW total WITH (changelog) AS SELECT sum(x) AS x FROM t""")
+
+    @app.procedure(writes=["t"])
+    def put(txn: Any, id: int, x: int | None) -> None:
+        txn.upsert("t", (id, x))
+
+    with tidegate.open(app, tmp_path / "db") as engine:
+        engine.call("put", 1, 5)
+        follow = [engine.subscribe(f"{view}_changes") for view in app.maintained]
+        durable = engine.subscribe_durably("xs_changes", "mine")
+        for id, x in ((2, 5), (2, 6), (3, 5), (1, None)):
+            engine.call("put", id, x)
+        by_x, xs, total = ([tuple(row[:-1]) for batch in one for row in batch] for one in follow)
+        assert by_x == [(5, 2, 1), (5, 2, -1), (5, 2, 1), (5, 2, -1)]
+        assert xs == [(5, 1), (5, -1), (6, 1), (5, 1), (5, -1), (None, 1)]
+        assert total == [(5, -1), (10, 1), (10, -1), (11, 1), (11, -1), (16, 1), (16, -1), (11, 1)]
+        begun = [tuple(row[:-1]) for batch in durable for row in batch]
+        assert begun == [(5, 1), *xs]
+    with pytest.raises(DeclarationError, match="because of ORDER BY"):
+        app.declare(
+            "CREATE MATERIALIZED VIEW top WITH (changelog) AS SELECT x, count(*) AS n FROM t GROUP BY x ORDER BY n LIMIT 1"
+        )
+
+
 REFUSED = [
     ("SELECT a FROM t LEFT JOIN u ON t.id = u.id", "LEFT JOIN is not maintained"),
     ("SELECT a FROM t WHERE a IN (SELECT id FROM u)", "it has a subquery"),
