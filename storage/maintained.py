@@ -154,7 +154,7 @@ class KeptValues(Kept):
             held = ordered_double(value) if self._double else value
             row = reader.row(fold.txn, (key, held))
             n = weight if row is None else row[2] + weight
-            fold.txn.put(reader.name, (key, held), reader.table.schema.named((key, held, n, value)) if n else None)
+            fold.txn.put(reader.name, (key, held), reader.conform((key, held, n, value)) if n else None)
             differ += (row is None) - (not n)
             if n:
                 least = value if least is None or self._before(value, least) else least
@@ -319,7 +319,6 @@ class Folding:
     def _fold(self) -> None:
         txn, view = self.txn, self.view
         reader = self.readers[view.state.name]
-        named = view.state.named
         for key, (group, sums) in self._changes.items():
             old = reader.row(txn, key)
             count = sums[0] if old is None else old[1] + sums[0]
@@ -331,7 +330,7 @@ class Folding:
                 if old is not None:
                     txn.put(view.state.name, key, None)
             else:
-                txn.put(view.state.name, key, named(tuple(cells)))
+                txn.put(view.state.name, key, reader.conform(cells))
 
 
 def maintain(txn: View, views: Iterable[Maintained], readers: Mapping[str, Reader]) -> None:
@@ -350,11 +349,14 @@ def readers_of(database: Database, views: Iterable[Maintained]) -> dict[str, Rea
     return {name: Reader(database.tables[name], True) for name in sorted(names)}
 
 
-def filler(view: Maintained) -> Callable[[View], None]:
+def filler(view: Maintained, changes: Changes | None) -> Callable[[Any], None]:
     """The call that makes the state of a view what it is for its tables: a position in the order, at which the view begins."""
 
-    def fill(txn: View) -> None:
-        Folding(txn, view, readers_of(txn.database, [view])).filled()
+    def fill(txn: Any) -> None:
+        readers = readers_of(txn.database, [view])
+        Folding(txn, view, readers).filled()
+        if changes is not None:
+            txn.view_changes = {view.state.name: told_changes(txn, changes, readers[view.state.name])}
 
     return fill
 

@@ -277,7 +277,7 @@ def _made(app: App, plan: Plan, options: Options) -> str:
         app._declare(
             Procedure(
                 name=name,
-                function=runs(plan.statement, name, len(plan.inputs)),
+                function=runs(plan.statement, name, len(plan.inputs), next(iter(plan.windows), None)),
                 inputs=plan.inputs,
                 outputs=(name,),
                 access=declared_access(app.tables, name, plan.reads, ()),

@@ -110,7 +110,7 @@ def declare_maintained(app: App, name: str, piece: Piece, changelog: bool = Fals
     app.views[name] = PlainView(name, shown, columns, tables)
     app.maintained[name] = maintained
     access = [TableAccess(table) for table in maintained.reads] + [TableAccess(table, write=True) for table in tables]
-    app.procedures[FILL + name] = Procedure(FILL + name, filler(maintained), access=tuple(access))
+    app.procedures[FILL + name] = Procedure(FILL + name, filler(maintained, changes), access=tuple(access))
     return name
 
 

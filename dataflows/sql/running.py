@@ -9,19 +9,28 @@ from tidegate.storage.sql.batches import MANY
 from tidegate.storage.sql.statements import Statement
 
 
-def runs(statement: Statement, stream: str, inputs: int) -> Callable[..., None]:
-    """The function of the procedure that feeds ``stream``, which has so many inputs."""
+def runs(statement: Statement, stream: str, inputs: int, window: str | None) -> Callable[..., None]:
+    """The function of the procedure that feeds ``stream`` from so many inputs, or from what a window of it gives.
 
-    def of_one(txn: Any, batch: Any) -> None:
-        if len(batch) < MANY:
-            txn.emit(stream, statement.run(txn))
-        else:
+    Many rows go through DuckDB, and stay columns. Of a window, those count that it gives, not those that came in.
+    """
+
+    def of_batch(txn: Any, batch: Any) -> None:
+        txn.emit(stream, statement.run(txn) if len(batch) < MANY else statement.arrow(txn))
+
+    def of_window(txn: Any, *_: Any) -> None:
+        slide = txn.window(window)
+        if not slide.slid:
+            return
+        results = slide.results
+        if results is None or len(results) >= MANY:
             txn.emit(stream, statement.arrow(txn))
-
-    def of_two(txn: Any, left: Any, right: Any) -> None:
-        if len(left) + len(right) < MANY:
-            txn.emit(stream, statement.run(txn))
         else:
-            txn.emit(stream, statement.arrow(txn))
+            txn.emit(stream, statement.run(txn))
 
-    return of_one if inputs == 1 else of_two
+    def of_join(txn: Any, _left: Any, _right: Any) -> None:
+        of_window(txn)
+
+    if window is None:
+        return of_batch
+    return of_window if inputs == 1 else of_join

@@ -50,6 +50,7 @@ for measure in (
     measuring.time,
     measuring.patterns,
     measuring.topics,
+    measuring.sql,
     measuring.memory,
     measuring.profile,
 ):

@@ -163,6 +163,21 @@ def topics(
     _print(measured(bench, waiting, rounds), as_json)
 
 
+def sql(
+    rows: Annotated[int, typer.Option(min=1_000, help="Rows of each figure at 10,000 rows a batch.")] = 200_000,
+    rounds: Rounds = 3,
+    peers: Annotated[bool, typer.Option("--peers", help="Also Pathway, if it is installed.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Filters, lookups, windows and materialized views declared in SQL, beside the same by hand.
+
+    Example: tidegate bench sql --json
+    """
+    from tidegate.benchmarks.sql import bench
+
+    _print(measured(bench, rows, rounds, peers), as_json)
+
+
 def memory(
     rows: Annotated[int, typer.Option(min=5_000, help="How many of each are allocated.")] = 100_000,
     votes: Annotated[int, typer.Option(min=1, help="Votes cast in a separate process.")] = 200_000,
