@@ -120,7 +120,7 @@ def _round(rows: int) -> list[tuple[str, float, bool]]:
 def columns_of(rows: int) -> pa.Table:
     """A hundred readings a second, each of another device."""
     at = np.arange(rows, dtype="i8")
-    start = int(START.replace(tzinfo=dt.timezone.utc).timestamp() * 1_000_000)
+    start = int(START.replace(tzinfo=dt.UTC).timestamp() * 1_000_000)
     return pa.table(
         {
             "ts": pa.array(start + at * 10_000).cast(pa.timestamp("us")),
