@@ -8,7 +8,6 @@ are computed from the groups when the view is asked. A query without aggregates 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -77,41 +76,119 @@ class _Query:
         )  # fmt: skip
 
 
+@dataclass
+class _Block:
+    """A SELECT whose groups are maintained, and the query over what is kept of it."""
+
+    query: _Query
+    maintained: Maintained
+    shown: str
+
+
 def declare_maintained(app: App, name: str, piece: Piece, changelog: bool = False) -> str:
     """Declare the view: its state as tables, how changes are folded in, and the plain view that shows it."""
     sql = piece.sql()
+    blocks: list[_Block] = []
+    before = dict(app.tables), dict(app.streams), dict(app.procedures)
     try:
         app._name_is_free("view", name)
-        parsed = parse(with_views(sql, app.views), app.tables, {}, app.scratch)
-    except StatementError as error:
-        raise piece.refused(0, f"materialized view {name}: {str(error).splitlines()[0]}", "correct the query") from None
-    try:
-        query = _parts(app, name, piece, parsed)
-        maintained, shown = _plan(query, sql)
-        changes = _changes(query, maintained.state, shown) if changelog else None
-    except StatementError as error:
-        raise piece.refused(0, f"materialized view {name}: {str(error).splitlines()[0]}", "correct the query") from None
-    for schema in maintained.states:
-        app.tables[schema.name] = schema
-    try:
-        if changes is not None:
-            _declare_changes(app, maintained, changes)
+        whole = with_views(sql, app.views)
+        _refuse_varying(name, piece, parse(whole, app.tables, {}, app.scratch))
+        shown = _blocks(app, name, piece, tree_of(whole), blocks)
+        changes = _declare_changes(app, blocks, shown) if changelog else None
+        for block in blocks:
+            app.tables |= {schema.name: schema for schema in block.maintained.states}
+        tables = tuple(sorted(parse(shown, app.tables, {}, app.scratch).tables))
         columns = app.scratch.define_view(name, shown)
-        _same_columns(query, sql, columns)
-    except TidegateError:
-        app.streams.pop(f"{name}_changes", None)
-        app.procedures.pop(SNAPSHOT + maintained.state.name, None)
-        app.scratch.forget(f"{name}_changes")
-        for schema in maintained.states:
-            del app.tables[schema.name]
-            app.scratch.forget(schema.name)
+        if list(columns) != (wanted := app.scratch.shape(whole.rstrip().rstrip(";"))):
+            raise piece.refused(
+                0, f"materialized view {name}: its columns would be {columns}, not {wanted}", "use CAST"
+            )
+    except TidegateError as error:
+        for lost in [*(app.tables.keys() - before[0].keys()), *(app.streams.keys() - before[1].keys())]:
+            app.scratch.forget(lost)
+        for block in blocks:
+            for schema in block.maintained.states:
+                app.scratch.forget(schema.name)
+        app.tables, app.streams, app.procedures = before
+        if isinstance(error, StatementError):
+            told = str(error).splitlines()[0]
+            raise piece.refused(0, f"materialized view {name}: {told}", "correct the query") from None
         raise
-    tables = tuple(schema.name for schema in maintained.states)
     app.views[name] = PlainView(name, shown, columns, tables)
-    app.maintained[name] = maintained
-    access = [TableAccess(table) for table in maintained.reads] + [TableAccess(table, write=True) for table in tables]
-    app.procedures[FILL + name] = Procedure(FILL + name, filler(maintained, changes), access=tuple(access))
+    for block in blocks:
+        view = block.maintained
+        app.maintained[view.name] = view
+        access = [TableAccess(t) for t in view.reads] + [TableAccess(s.name, write=True) for s in view.states]
+        fill = FILL + view.name
+        app.procedures[fill] = Procedure(fill, filler(view, changes), access=tuple(access))
     return name
+
+
+def _refuse_varying(name: str, piece: Piece, parsed: Any) -> None:
+    if parsed.draws or parsed.parameters.names:
+        what = "depends on time or chance" if parsed.draws else "has a parameter"
+        raise piece.refused(0, f"materialized view {name}: it {what}", "give the value in the query of the view")
+
+
+def _blocks(app: App, name: str, piece: Piece, tree: exp.Expression, found: list[_Block]) -> str:
+    """The query over what is kept: each SELECT that can be maintained reads its state, the rest is computed when it is asked.
+
+    Inside a larger query, only groups are worth keeping: they are fewer than rows.
+    """
+    refused: DeclarationError | None = None
+    waiting: list[Any] = [tree]
+    while waiting:
+        node = waiting.pop(0)
+        if isinstance(node, exp.Select):
+            try:
+                block = _block(
+                    app, f"{name}_{len(found) + 1}" if found or node is not tree else name, piece, node, node is tree
+                )
+            except DeclarationError as error:
+                refused = refused or error
+            else:
+                found.append(block)
+                if node is tree:
+                    return block.shown
+                node.replace(tree_of(block.shown))
+                continue
+        waiting += list(node.iter_expressions())
+    if not found:
+        assert refused is not None
+        raise refused
+    return tree.sql("duckdb")
+
+
+def _block(app: App, name: str, piece: Piece, tree: exp.Select, whole: bool) -> _Block:
+    query = _parts(app, name, piece, tree.copy())
+    if not whole and not query.aggregates and query.tree.args.get("group") is None:
+        raise query.refused("rows of a subquery are not kept, only groups")
+    text = tree.sql("duckdb")
+    try:
+        return _Block(query, *_plan(query, text))
+    except StatementError as error:  # it names columns of the query around it
+        raise query.refused(str(error).splitlines()[0], "correct the query") from None
+
+
+def _declare_changes(app: App, blocks: list[_Block], shown: str) -> Changes:
+    """The stream ``<view>_changes``: rows of the view with the weight that each change adds, and the position."""
+    query, view = blocks[0].query, blocks[0].maintained
+    if shown != blocks[0].shown:
+        raise query.refused(
+            "what a changed group changes in it is not known: only a part of it is kept", "leave out changelog"
+        )
+    changes = _changes(query, view.state, shown)
+    columns = [f"{quote(name)} {kind}" for name, kind in changes.columns]
+    name = app.stream(
+        f"{view.name}_changes", ", ".join([*columns, "weight BIGINT NOT NULL", "position BIGINT NOT NULL"])
+    )
+    app.streams[name] = Stream(name, app.streams[name].relation, changelog_of=view.state.name)
+    snapshot = SNAPSHOT + view.state.name
+    access = (TableAccess(view.state.name, write=True),)
+    app.procedures[snapshot] = Procedure(snapshot, beginner(view.state, changes), access=access)
+    app.view_changes[view.state.name] = changes
+    return changes
 
 
 def _changes(query: _Query, state: TableSchema, shown: str) -> Changes:
@@ -137,44 +214,19 @@ def _changes(query: _Query, state: TableSchema, shown: str) -> Changes:
     return Changes(relation, prepare(text, {}, {relation.name: relation}, app.scratch), tuple(types))
 
 
-def _declare_changes(app: App, view: Maintained, changes: Changes) -> None:
-    """The stream ``<view>_changes``: rows of the view with the weight that each change adds, and the position."""
-    columns = [f"{quote(name)} {kind}" for name, kind in changes.columns]
-    name = app.stream(
-        f"{view.name}_changes", ", ".join([*columns, "weight BIGINT NOT NULL", "position BIGINT NOT NULL"])
-    )
-    app.streams[name] = Stream(name, app.streams[name].relation, changelog_of=view.state.name)
-    snapshot = SNAPSHOT + view.state.name
-    access = (TableAccess(view.state.name, write=True),)
-    app.procedures[snapshot] = Procedure(snapshot, beginner(view.state, changes), access=access)
-    app.view_changes[view.state.name] = changes
-
-
-def _same_columns(query: _Query, sql: str, columns: Sequence[tuple[str, str]]) -> None:
-    wanted = query.app.scratch.shape(with_views(sql, query.app.views).rstrip().rstrip(";"))
-    if list(columns) != wanted:
-        raise query.refused(f"its columns would be {columns}, not {wanted}")
-
-
 # ---- the query
 
 
-def _parts(app: App, name: str, piece: Piece, parsed: Any) -> _Query:
-    tree = tree_of(parsed.sql)
-    query = _Query(app, name, piece, tree)  # type: ignore[arg-type]
-    if not isinstance(tree, exp.Select):
-        raise query.refused("it is no plain SELECT")
-    query.tree = tree
-    if parsed.draws:
-        raise query.refused("it depends on time or chance", "give the value in the query of the view")
-    if parsed.parameters.names:
-        raise query.refused("it has a parameter", "give the value in the query of the view")
+def _parts(app: App, name: str, piece: Piece, tree: exp.Select) -> _Query:
+    query = _Query(app, name, piece, tree)
     if any(table.name.startswith(PREFIX) for table in tree.find_all(exp.Table)):
         raise query.refused("it reads another materialized view", "write its query over the tables")
     inner = next((n for n in tree.find_all(exp.Query) if n is not tree), None)
     if inner is not None or tree.args.get("with_"):
         raise query.refused("it has a subquery or WITH")
     for table in tree.find_all(exp.Table):
+        if not any(name.lower() == table.name.lower() for name in app.tables):
+            raise query.refused("it reads something else than tables")
         schema = _table(app, table)
         if schema.expiry is not None:
             raise query.refused(f"rows of {schema.name} expire", "delete them in a procedure with every=")
