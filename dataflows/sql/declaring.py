@@ -20,10 +20,11 @@ from tidegate.dataflows.access import declared_access
 from tidegate.dataflows.definitions import Procedure
 from tidegate.dataflows.sql.maintaining import declare_maintained
 from tidegate.dataflows.sql.planning import Plan, plan_stream
-from tidegate.dataflows.sql.running import runs
+from tidegate.dataflows.sql.running import runs, runs_with_last
 from tidegate.dataflows.sql.text import Piece, Text, TokenType, name_at, statements
 from tidegate.dataflows.sql.windows import length
 from tidegate.errors import DeclarationError, TidegateError, near
+from tidegate.storage.schema import Relation
 
 if TYPE_CHECKING:
     from tidegate.dataflows.app import App
@@ -277,7 +278,7 @@ def _made(app: App, plan: Plan, options: Options) -> str:
         app._declare(
             Procedure(
                 name=name,
-                function=runs(plan.statement, name, len(plan.inputs), next(iter(plan.windows), None)),
+                function=_function(app, plan),
                 inputs=plan.inputs,
                 outputs=(name,),
                 access=declared_access(app.tables, name, plan.reads, ()),
@@ -294,6 +295,14 @@ def _made(app: App, plan: Plan, options: Options) -> str:
         app.watermarks[plan.name] = plan.watermark
     app.plans[plan.name] = plan
     return plan.name
+
+
+def _function(app: App, plan: Plan) -> Callable[..., None]:
+    window = next(iter(plan.windows), None)
+    if plan.driver is None or window is None:
+        return runs(plan.statement, plan.name, len(plan.inputs), window)
+    relation = Relation(window, app.streams[plan.windows[window].streams[0]].relation.columns)
+    return runs_with_last(plan.statement, plan.name, plan.driver, window, relation)
 
 
 # ---- views

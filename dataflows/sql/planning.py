@@ -45,6 +45,7 @@ class Plan:
     reads: tuple[str | Partition, ...] = ()
     watermark: tuple[str, Any] | None = None
     steps: tuple[str, ...] = ()
+    driver: str | None = None  # of a join with the last rows of a window: the stream whose rows are joined with them
 
     def __str__(self) -> str:
         columns = ", ".join(f"{name} {kind}{'' if null else ' NOT NULL'}" for name, kind, null in self.columns)
@@ -134,7 +135,8 @@ def plan_stream(app: App, name: str, piece: Piece) -> Plan:
     if len(fed) > 2:
         raise piece.refused(0, f"the query of {name} joins {len(fed)} streams", "join two in a stream, then the third")
     nullable = [_may_be_null(node, sources) for node in tree.expressions]
-    joined = join_of(app, piece, tree, sources) if len(fed) == 2 else None
+    last = _last_rows(app, piece, sources) if len(fed) == 2 and sources.windows else None
+    joined = join_of(app, piece, tree, sources) if len(fed) == 2 and last is None else None
     shown: dict[str, tuple[Declared, Relation]] = {}
     steps = [
         f"Scan {', '.join(dict.fromkeys([*sources.streams.values(), *(w.stream for w in sources.windows.values())]))}"
@@ -145,6 +147,10 @@ def plan_stream(app: App, name: str, piece: Piece) -> Plan:
         steps.append(f"Join {joined.spec}")
         tree = joined.tree
         nullable = [one or joined.outer for one in nullable]
+        _refuse_unwindowed(app, piece, tree)
+    elif last is not None:
+        shown[last.name] = last.spec, sources.relations[next(iter(sources.windows))]
+        steps.append(f"Join with the last {last.spec.size:,} rows of {last.stream}, for each row of the other stream")
         _refuse_unwindowed(app, piece, tree)
     elif sources.windows:
         alias, one = next(iter(sources.windows.items()))
@@ -162,8 +168,30 @@ def plan_stream(app: App, name: str, piece: Piece) -> Plan:
     inputs = joined.inputs if joined else (*sources.streams.values(), *(w.stream for w in sources.windows.values()))
     return Plan(
         name, written, statement, columns, tuple(dict.fromkeys(inputs)), {n: s for n, (s, _) in shown.items()}, reads,
-        watermark, tuple(steps),
+        watermark, tuple(steps), None if last is None else next(iter(sources.streams.values())),
     )  # fmt: skip
+
+
+def _last_rows(app: App, piece: Piece, sources: Sources) -> Windowed | None:
+    """``FROM messages <SLICES 1 ROW>, sensor <VISIBLE 1000 ROWS ADVANCE 1 ROW>``: each row of a stream, with those that came last
+    on another. The window of one row is the stream.
+    """
+    for alias, one in list(sources.windows.items()):
+        if one.spec.kind == "count" and one.spec.size == one.spec.slide == 1 and not one.spec.by:
+            del sources.windows[alias]
+            sources.streams[alias] = one.stream
+            sources.relations[alias] = app.streams[one.stream].relation
+            node = sources.nodes[alias]
+            node.set("this", exp.to_identifier(one.stream, quoted=True))
+    if len(sources.streams) != 1 or len(sources.windows) != 1:
+        return None
+    alias, one = next(iter(sources.windows.items()))
+    if one.spec.kind != "count" or one.spec.slide != 1 or one.spec.by:
+        return None
+    if one.stream in sources.streams.values():
+        raise piece.refused(0, "a stream can't be joined with its own last rows", "declare a second stream from it")
+    sources.relations[alias] = Relation(one.name, app.streams[one.stream].relation.columns)
+    return one
 
 
 def _without_emit(piece: Piece) -> Piece:
@@ -258,7 +286,7 @@ def _may_be_null(node: exp.Expression, sources: Sources) -> bool:
 
 def _watermark(app: App, tree: exp.Select, sources: Sources, joined: Any) -> tuple[str, Any] | None:
     """The time column of what a filter passes on, with the disorder of its stream."""
-    if sources.windows or joined is not None:
+    if (sources.windows and not sources.streams) or joined is not None:
         return None
     for node in tree.expressions:
         inner = node.unalias()

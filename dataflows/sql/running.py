@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from tidegate.storage.schema import Relation
 from tidegate.storage.sql.batches import MANY
 from tidegate.storage.sql.statements import Statement
 
@@ -34,3 +35,20 @@ def runs(statement: Statement, stream: str, inputs: int, window: str | None) -> 
     if window is None:
         return of_batch
     return of_window if inputs == 1 else of_join
+
+
+def runs_with_last(
+    statement: Statement, stream: str, driver: str, window: str, relation: Relation
+) -> Callable[..., None]:
+    """The function of a procedure that joins each row of ``driver`` with the rows that its window of another stream holds."""
+
+    def of_driver(txn: Any, _left: Any, _right: Any) -> None:
+        if not len(txn.streams.get(driver, ())):
+            return
+        before = txn.relations
+        txn.relations = {**before, window: (relation, txn.window(window).rows)}
+        found = statement.run(txn)
+        txn.relations = before
+        txn.emit(stream, found)
+
+    return of_driver

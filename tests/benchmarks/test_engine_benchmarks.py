@@ -10,6 +10,7 @@ import pytest
 
 from tidegate import App, Batch, Transaction
 from tidegate.benchmarks import growth, keys, latency, memory, profile
+from tidegate.benchmarks import sql as declared
 from tidegate.benchmarks import time as passing
 from tidegate.benchmarks.transactions import EXECUTORS, measure
 from tidegate.benchmarks.workloads import SUITE, Keys, Parameters, transfers
@@ -137,3 +138,16 @@ def test_what_keys_cost_is_measured_with_the_same_end(monkeypatch: pytest.Monkey
     monkeypatch.setattr(keys, "_app", forgetful)
     with pytest.raises(AssertionError, match="wrong balances"):
         keys.bench(rows=200, keys=20)
+
+
+def test_what_is_declared_in_sql_is_checked_and_not_only_timed() -> None:
+    found = declared.bench(2_000, rounds=1)
+    assert found["correct"]
+    assert {
+        "filter_us_1",
+        "lookup_us_1",
+        "filter_us_row_10k",
+        "window_vs_hand",
+        "view_us_row",
+        "view_growth",
+    } <= found.keys()

@@ -172,6 +172,32 @@ def test_the_figures_of_the_article() -> None:
     assert sum(n for _, n in found["sessions"]) == len(rows)
 
 
+def test_the_best_effort_join_of_the_article() -> None:
+    """Figure 3: each error with what came last from the sensor of its device."""
+    app = App("figure3")
+    app.declare("""
+        CREATE STREAM sensor (device_id INTEGER NOT NULL, torque INTEGER NOT NULL) WITH (border);
+        CREATE STREAM message (device_id INTEGER NOT NULL, type VARCHAR) WITH (border);
+        CREATE STREAM torques AS
+        SELECT s.device_id, s.torque FROM sensor s <VISIBLE 3 rows ADVANCE 1 row>, message m <SLICES 1 row>
+        WHERE s.device_id = m.device_id AND s.torque > 100 AND m.type='ERROR';
+        CREATE STREAM the_same AS
+        SELECT s.device_id, s.torque FROM message m JOIN HOP_ROWS(TABLE sensor, 1, 3) s ON s.device_id = m.device_id
+        WHERE s.torque > 100 AND m.type = 'ERROR'
+    """)
+    for size in (1, 4):
+        with tidegate.open(app) as engine, engine.subscribe("torques") as found, engine.subscribe("the_same") as same:
+            rows = [(1, 150), (2, 200), (1, 90), (1, 170)]
+            for low in range(0, 4, size):
+                engine.push("sensor", rows[low : low + size])
+            engine.push("message", [(1, "ERROR"), (2, "OK")])
+            engine.push("sensor", [(3, 300)])
+            engine.push("message", [(2, "ERROR"), (1, "ERROR"), (3, "ERROR")])
+            made = [sorted(tuple(row) for row in batch) for batch in found]
+            assert made == [[(1, 170)], [(1, 170), (3, 300)]]
+            assert [sorted(tuple(row) for row in batch) for batch in same] == made
+
+
 # ---- filters, lookups, joins
 
 
