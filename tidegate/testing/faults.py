@@ -201,8 +201,10 @@ def _quiet_places(code: CodeType) -> set[int]:
     steps = [step for step in dis.get_instructions(code) if step.opname not in ("CACHE", "NOP")]
     idle = {step.offset for step in dis.get_instructions(code) if step.opname == "NOP"}
     nothing = [step.opname in ("LOAD_CONST", "RETURN_CONST") and step.argval is None for step in steps]
-    return idle | {
-        step.offset
-        for i, step in enumerate(steps)
+    exits = {
+        i
+        for i in range(len(steps))
         if all(nothing[i : i + 3]) and any(s.opname == "CALL" and s.arg == 2 for s in steps[i + 3 : i + 6])
     }
+    exits |= {i - 1 for i in exits if steps[i - 1].opname == "SWAP"}  # a value that is returned is put aside first
+    return idle | {steps[i].offset for i in exits}
