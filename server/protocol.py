@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import uvicorn
@@ -25,6 +25,15 @@ _REFUSAL = (
 )
 
 _TOO_LARGE = "431 Request Header Fields Too Large"
+
+
+def _names_host(url: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Does a whole address, as proxies get it (``GET http://host/path``), name the host that is checked?"""
+    scheme, separator, rest = url.partition(b"://")
+    if url.startswith((b"/", b"*")) or not separator:
+        return True
+    host = next((value for name, value in headers if name == b"host"), b"")
+    return scheme.lower() in (b"http", b"https") and rest.partition(b"/")[0].lower() == host.lower()
 
 
 def protocol_with(settings: Settings, door: Door) -> type[HttpToolsProtocol]:  # noqa: C901  a class, its methods added up
@@ -68,6 +77,11 @@ def protocol_with(settings: Settings, door: Door) -> type[HttpToolsProtocol]:  #
                 return
             if sum(name == b"host" for name, _ in self.headers) > 1:  # a proxy may have used the other one
                 self._refuse("400 Bad Request", "two Host headers; send one, with the name this server is reached by")
+                return
+            if not _names_host(self.url, self.headers):
+                self._refuse(
+                    "400 Bad Request", "the request's address and its Host header name different hosts; send a path"
+                )
                 return
             door.busy(self.transport)
             super().on_headers_complete()

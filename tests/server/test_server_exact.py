@@ -280,6 +280,25 @@ def test_two_hosts_are_refused(shared: Server) -> None:
         assert b"two Host headers" in got
 
 
+@pytest.mark.parametrize(
+    ("address", "status"),
+    [
+        (b"http://localhost/health", b"200"),
+        (b"http://evil.example/health", b"400"),
+        (b"http://localhost@evil.example/health", b"400"),
+        (b"ftp://localhost/health", b"400"),
+        (b"/health?at=http://evil.example", b"400"),  # a path, with a parameter that it does not take
+        (b"/health", b"200"),
+    ],
+)
+def test_a_whole_address_names_the_host_of_the_header(shared: Server, address: bytes, status: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", shared.port), timeout=30) as line:
+        line.sendall(b"GET " + address + b" HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        got = line.recv(4096)
+    assert got.startswith(b"HTTP/1.1 " + status), got
+    assert (b"different hosts" in got) == (status == b"400" and not address.startswith(b"/"))
+
+
 def test_a_socket_says_what_it_does_not_take(shared: Server) -> None:
     url = shared.url.replace("http", "ws") + "/v1/streams/shipments/socket"
     with connect(f"{url}?name=binary") as ws:
