@@ -86,6 +86,13 @@ class _Engine(Collector):
         yield _gauge("capacity", "Unfinished executions beyond which work is refused.", facts["capacity"])
         yield _gauge("requests_waiting", "Requests waiting for the engine.", facts["requests_waiting"])
         yield _gauge("unmerged_rows", "Changed rows that the base does not have yet.", facts["unmerged_rows"])
+        memory = facts["memory"]
+        yield _gauge("table_bytes", "Bytes of memory that rows of tables take, estimated.", memory["tables"])
+        yield _gauge("table_rows", "Rows of tables in memory.", memory["rows"])
+        yield _gauge(
+            "cold_bytes", "Bytes of the copy by key of tables that do not fit in memory.", memory["cold_bytes"]
+        )
+        yield _gauge("cold_reads", "Rows that were read because they were not in memory.", memory["cold_reads"])
         yield _gauge("dataflows_halted", "Dataflows halted at a batch.", len(facts["halted"]))
         yield _gauge("fan_out_queued", "Committed batches not yet delivered to subscribers.", facts["fan_out_queued"])
         sources = facts["sources"]

@@ -63,6 +63,7 @@ def counters(engine: Engine, driver: Driver, feeds: Feeds) -> dict[str, Any]:
         "timers": len(engine.runtime.timers.pending),
         "dead_letters": len(engine.journal.dead_letters),
         "unmerged_rows": engine.database.unmerged,
+        "memory": engine.database.memory_facts(),
         "merges": merger.count,
         "merge_rows": merger.rows,
         "merge_seconds": merger.seconds,

@@ -24,11 +24,12 @@ from tidegate.storage.arrow import arrow_columns, arrow_keys, arrow_table, store
 from tidegate.storage.ddl import quote
 from tidegate.storage.merges import Changes
 from tidegate.storage.schema import Column, Key, Row, TableSchema
-from tidegate.storage.setaside import REFUSALS, Aside
+from tidegate.storage.setaside import REFUSALS, Aside, SetAside
 from tidegate.storage.writing import Delta, Writing
 
 META = "tidegate_meta"
 BASE_SCHEMA = "tidegate_base"
+STAMP = "rows"  # the fact that says to which state a copy by key belongs, see tidegate.storage.cold
 BATCH_ROWS = 50_000  # of a whole table read as Arrow
 
 
@@ -137,6 +138,16 @@ class Base:
         """The sequence number of the merged state; 0 before the first merge."""
         found = self.cursor().execute(f"SELECT value FROM {META} WHERE name = 'sequence'").fetchall()
         return int(found[0][0]) if found else 0
+
+    def stamp(self) -> str | None:
+        """What the last merge called the state of the tables, for those who keep a copy; None if it is not known."""
+        found = self.cursor().execute(f"SELECT value FROM {META} WHERE name = '{STAMP}'").fetchall()
+        return json.loads(found[0][0]) if found else None
+
+    @property
+    def refused(self) -> Mapping[tuple[str, Key], SetAside]:
+        """The rows that DuckDB refuses, as of the merge that was written and is yet to be published."""
+        return self._aside_after.rows
 
     def fetch(self, schema: TableSchema, keys: Sequence[Key]) -> dict[Key, Row]:
         """The rows with these keys, in one query."""

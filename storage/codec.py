@@ -16,7 +16,7 @@ import numpy as np
 from tidegate.errors import CorruptionError, shown, text_of
 from tidegate.storage.column_rows import ColumnRows
 from tidegate.storage.jsontext import DEPTH
-from tidegate.storage.schema import Relation, Row
+from tidegate.storage.schema import Column, Relation, Row
 from tidegate.storage.types import ColumnType
 
 _PLAIN = frozenset({type(None), bool, int, float, str})
@@ -143,7 +143,7 @@ class RowCodec:
         self._relation = relation
         self._make: Callable[[Iterable[Any]], Row] = relation.named
         self._width = len(relation.columns)
-        self._decoders = [(i, _decoder(c.type)) for i, c in enumerate(relation.columns) if not _plain(c.type)]
+        self._decoders = decoders_of(relation.columns)
         self._direct = None if self._decoders else msgspec.msgpack.Decoder(tuple[relation.row, ...])  # type: ignore[name-defined]
 
     def read(self, packed: bytes | msgspec.Raw) -> tuple[Row, ...] | ColumnRows:
@@ -171,6 +171,11 @@ class RowCodec:
                 row = values
             found.append(self._make(row))
         return tuple(found)
+
+
+def decoders_of(columns: Sequence[Column]) -> list[tuple[int, Callable[[Any], Any]]]:
+    """What is to be done to values that msgspec has read, by place: for columns of a type that msgpack lacks."""
+    return [(i, _decoder(c.type)) for i, c in enumerate(columns) if not _plain(c.type)]
 
 
 def _plain(kind: ColumnType) -> bool:

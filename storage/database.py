@@ -6,15 +6,20 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from tidegate.crashpoints import crash_point
+from tidegate.errors import DataError
 from tidegate.mutex import Rank, mutex
-from tidegate.storage.base import Base, letting_signals_through
+from tidegate.storage.base import STAMP, Base, letting_signals_through
+from tidegate.storage.cold.runs import Damaged
+from tidegate.storage.cold.store import ColdStore, Gathered
 from tidegate.storage.constraints import Checks, Default, prepare_default
 from tidegate.storage.halfway import MERGING, Halfway
 from tidegate.storage.indexes import SecondaryIndex
+from tidegate.storage.memory import Bound, table_bytes
 from tidegate.storage.merges import Changes
 from tidegate.storage.schema import Column, Key, Row, TableSchema
 from tidegate.storage.setaside import restored
@@ -23,8 +28,23 @@ from tidegate.storage.versions import VersionedTable
 from tidegate.storage.view import View, WriteSet
 from tidegate.storage.writing import Delta
 
+COLD = "rows"  # the folder with rows by key, beside the base
+STATE = ("merge", "lsn", "chain", "sequence")  # the facts that make a merged state unique in its directory
+AT_ONCE = 20_000  # rows of a table that is loaded at once by who needs some of it
 PART = 2_000  # rows that a merge takes at a time: about a millisecond
 PAUSE_S = 0.0002  # long enough for a thread that waits for the interpreter lock to get it
+
+
+class Stopped(Exception):
+    """There is no time to read all rows: the engine is closing."""
+
+
+def batched(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:
+    """So many at a time."""
+    taken = iter(rows)
+    while part := list(islice(taken, size)):
+        yield part
+
 
 Readers = Callable[[str], tuple[Sequence[int], Sequence[int]]]
 
@@ -35,8 +55,8 @@ MergeListener = Callable[[Mapping[TableSchema, Delta], Mapping[str, Any]], None]
 class Database:
     """Tables, their versions in memory and the base below them.
 
-    ``cached_rows`` bounds the rows of one table kept in memory: a table that fits is held whole (looking up an absent
-    key is then free), a larger one is cached and read ahead with :meth:`prefetch`.
+    ``cached_rows`` bounds the rows of one table kept in memory, ``memory`` the bytes of all: a table that fits is held whole
+    (looking up an absent key is then free), of a larger one the other rows are cold (:mod:`tidegate.storage.cold.store`).
     """
 
     def __init__(
@@ -45,15 +65,19 @@ class Database:
         path: Path | None = None,
         cached_rows: int = 2_000_000,
         base: Base | None = None,
+        memory: int | None = None,
     ) -> None:
         self.base = base if base is not None else Base(path)
-        self.cached_rows = cached_rows
+        self.bound = Bound(cached_rows, memory)
         self.halfway = Halfway(self.base.path is not None)
         self.tables: dict[str, VersionedTable] = {}
+        self.elsewhere: Callable[[], int] = lambda: 0  # bytes that windows and queues take
         self.commits = 0
         self.concurrent = False  # set when several threads use it: readers then fix a snapshot, see Base.gate
         self.merge_listeners: list[MergeListener] = []
         self._merging = False  # has a merge begun that has neither succeeded nor failed yet?
+        self.wanted: set[str] = set()  # large tables that are being read a few rows at a time
+        self.on_wanted: Callable[[], None] = lambda: None  # whoever calls ``load_wanted`` has something to do
         self._too_large: dict[str, int] = {}  # tables that did not fit in memory -> number of merges at that time
         self._loading = mutex(Rank.LOADING)
         self._local = threading.local()
@@ -63,11 +87,32 @@ class Database:
         for schema in schemas:
             self.base.ensure_table(schema)
             self.tables[schema.name] = VersionedTable(schema, self._load, complete=self.base.count(schema) == 0)
+        path = self.base.path
+        known = [table.schema for table in self.tables.values()]
+        self.cold = (
+            ColdStore(None, known, None) if path is None else ColdStore(path.parent / COLD, known, self.base.stamp())
+        )
 
     # ---- memory
 
     def _load(self, table: VersionedTable, keys: Sequence[Key]) -> dict[Key, Row] | None:
+        cold = self.cold.get(table.name)
+        if cold is not None:
+            try:
+                return cold.get_all(keys)
+            except Damaged as error:
+                self.cold.condemn(table.name, error)
+        if self.concurrent and self._held_later(table):
+            return self.base.fetch(table.schema, keys)
         return None if self.hold(table) else self.base.fetch(table.schema, keys)
+
+    def _held_later(self, table: VersionedTable) -> bool:
+        """Is the table so large that who needs a few of its rows does not wait until all of them can be found by key?"""
+        if self.base.count(table.schema) <= min(AT_ONCE, self._room(table)):
+            return False
+        self.wanted.add(table.name)
+        self.on_wanted()
+        return True
 
     def load_all(self, table: VersionedTable) -> None:
         """Hold the whole table in memory from now on (until it outgrows the bound at a merge)."""
@@ -78,22 +123,42 @@ class Database:
     def hold(self, table: VersionedTable) -> bool:
         """Hold the whole table in memory if it fits; returns whether it does."""
         if not table.complete and self._too_large.get(table.name) != self.base.merges:
-            if self.base.count(table.schema) <= self.cached_rows:
+            if self.base.count(table.schema) <= self._room(table):
                 self.load_all(table)
             else:
                 self._too_large[table.name] = self.base.merges
         return table.complete
+
+    def _room(self, table: VersionedTable) -> int:
+        """How many rows it may have to be held whole. Fewer if it was not: it should not come and go with each merge."""
+        room = self.bound.room(table, self.tables.values())
+        return room if self.cold.get(table.name) is None else room * 4 // 5
 
     def keys_with(self, table: VersionedTable, index: SecondaryIndex, values: tuple[Any, ...]) -> tuple[Key, ...]:
         """The keys of all rows with these indexed values; some may be of older or newer versions."""
         value = values if len(values) > 1 else values[0]
         while True:
             evictions = table.mark()
-            if not self.hold(table):
-                table.take(lambda: self.base.find(table.schema, index.columns, values))
+            if not table.complete:
+                self._take_with(table, index, values)
             keys = index.candidates(value)
             if table.evictions == evictions:  # otherwise rows may have been evicted before the index was read
                 return keys
+
+    def _take_with(self, table: VersionedTable, index: SecondaryIndex, values: tuple[Any, ...]) -> None:
+        """Have all rows with these indexed values in memory."""
+        cold = self.cold.get(table.name)
+        if cold is not None and index.recognises(values if len(values) > 1 else values[0]):
+            try:
+                keys = cold.keys_with(index.name, values)
+            except Damaged as error:
+                self.cold.condemn(table.name, error)
+            else:
+                if keys is not None:
+                    table.fetch(keys)
+                    return
+        if not self.hold(table):
+            table.take(lambda: self.base.find(table.schema, index.columns, values))
 
     def all_keys(self, table: VersionedTable) -> list[Key]:
         """The keys of all rows, which are loaded into memory."""
@@ -104,8 +169,19 @@ class Database:
                 return keys
 
     def prefetch(self, table: str, keys: Iterable[Key]) -> None:
-        """Load these rows into memory in one query."""
-        self.tables[table].fetch(keys)
+        """Load these rows into memory at once. Keys may be in any form; what is no key is passed over."""
+        held = self.tables[table]
+        if held.complete:
+            return
+        rows, stored = held.rows, set()
+        for key in keys:
+            if key not in rows:
+                try:
+                    stored.add(held.schema.conform_key(key))
+                except DataError:
+                    continue
+        if stored:
+            held.fetch(stored)
 
     # ---- committing and merging
 
@@ -128,6 +204,23 @@ class Database:
     def unmerged(self) -> int:
         """Changed rows that the base does not have yet, without those that it refused."""
         return max(0, sum(len(table.dirty) for table in self.tables.values()) - len(self.base.aside))
+
+    @property
+    def crowded(self) -> bool:
+        """Are there more rows in memory than it was given? A merge evicts them."""
+        return self.bound.exceeded(self.tables.values())
+
+    def memory_facts(self) -> dict[str, int | None]:
+        """What tables take, for people and for monitoring; ``elsewhere`` is as of the last merge."""
+        tables = self.tables.values()
+        return {
+            "limit": self.bound.memory,
+            "tables": sum(map(table_bytes, tables)),
+            "elsewhere": self.bound.elsewhere,
+            "rows": sum(len(table.rows) for table in tables),
+            "cold_bytes": self.cold.size,
+            "cold_reads": sum(table.cold_reads for table in tables),
+        }
 
     def restore_set_aside(self, saved: Iterable[Sequence[Any]]) -> None:
         """Put back the rows that the base refused, from the facts stored in it."""
@@ -170,38 +263,84 @@ class Database:
         with turn if turn is not None else nullcontext(), lock:
             self.halfway.check_entry()
             facts = meta()
+            self.bound.elsewhere = self.elsewhere() + self.cold.held
             changed = [table for table in self.tables.values() if table.dirty]
             with self.halfway.step(MERGING):
                 if self._merging:  # a merge was interrupted, and so was its cleanup
                     raise self.halfway.stopped()
                 self._merging = True
                 merges = [table.begin_merge() for table in changed]
+        stamp = "-".join(str(facts[name]) for name in STATE) if "merge" in facts else None
         try:
             crash_point("merge-before-write")
+            gathered: dict[str, Gathered] = {}
             taken = {
-                table.schema: self._in_turn(merge.taken(PART)) for table, merge in zip(changed, merges, strict=True)
+                table.schema: self.cold.gather(table.schema, self._in_turn(merge.taken(PART)), gathered)
+                for table, merge in zip(changed, merges, strict=True)
             }
-            deltas = self.base.merge(taken, facts)
+            deltas = self.base.merge(taken, {**facts, STAMP: stamp} if stamp else facts)
+            self.cold.begin(stamp, gathered, self.base.refused)
             before_publish()
             crash_point("merge-before-commit")
             with self.base.gate:
                 self.base.publish()
                 crash_point("merge-after-commit")
+                self.cold.adopt()
                 self._end_merge(changed, True, lock)
         except BaseException:
             self.base.roll_back()
+            self.cold.drop_next()
             self._end_merge(changed, False, lock)
             self._merging = False
             raise
-        self._forget(changed, lock)
+        self._forget(self.tables.values(), lock)
+        kept = self.bound.kept(self.tables)
+        self._keep_cold(kept)
         with lock, self.halfway.step(MERGING):
             for table in self.tables.values():
                 table.trim(open_positions(table.name), open_commits())
-                table.evict(self.cached_rows)
+                table.evict(kept[table.name])
+        self.cold.settle()
         for listener in self.merge_listeners:
             listener(deltas, facts)
         self._merging = False
         return sum(part.num_rows for delta in deltas.values() for part in delta if part is not None)
+
+    def _keep_cold(self, kept: Mapping[str, int]) -> None:
+        """Before rows are evicted for the first time, all of the table can be read by key; not any more when it is held."""
+        for table in self.tables.values():
+            if self.cold.get(table.name) is None:
+                if len(table.rows) > kept[table.name]:
+                    self.cold.build(table.schema, self._rows_in_turn(table.schema))
+            elif table.complete and len(table.rows) <= self._room(table):
+                self.cold.forget(table.name)
+
+    def _rows_in_turn(self, schema: TableSchema, stop: Callable[[], bool] = lambda: False) -> Iterator[Row]:
+        """The rows of the base. Others get a turn in between."""
+        for number, row in enumerate(self.base.scan(schema), 1):
+            if number % PART == 0:
+                self._let_others_run()
+                if stop():
+                    raise Stopped
+            yield row
+
+    def load_wanted(self, stop: Callable[[], bool]) -> None:
+        """Load the tables that were asked for, or what does not fit where it can be read by key, while others work.
+        Nothing is merged meanwhile.
+        """
+        while self.wanted and not stop():
+            table = self.tables[self.wanted.pop()]
+            if table.complete:
+                continue
+            rows = self._rows_in_turn(table.schema, stop)
+            try:
+                if self.base.count(table.schema) <= self._room(table):
+                    if table.fill_in_parts(batched(rows, PART)):
+                        self.cold.forget(table.name)
+                elif self.cold.get(table.name) is None:
+                    self.cold.build(table.schema, rows)
+            except Stopped:
+                return
 
     def _end_merge(self, changed: Iterable[VersionedTable], in_base: bool, lock: AbstractContextManager[Any]) -> None:
         """The changes taken are in the base now or, if that is uncertain, stay unmerged for the next merge to write."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from copy import copy
 from operator import itemgetter
@@ -43,7 +44,7 @@ class SecondaryIndex:
         self.places = tuple(places)
         self.columns_of: Callable[[Row], Any] = itemgetter(*places)  # the indexed value, NULL or not
         self._keys: dict[Any, Any] = Aged()
-        self._recognises = schema.recogniser(index.columns)  # is this an indexed value in its stored form?
+        self.recognises = schema.recogniser(index.columns)  # is this an indexed value in its stored form?
         self._wide = len(places) > 1
         self._order: Ordered | None = None
         self._ordering = mutex(Rank.LEAF)
@@ -135,7 +136,7 @@ class SecondaryIndex:
 
     def count(self, value: Any) -> int | None:
         """How many keys there are under ``value``; None when it is not in its stored form, or NULL."""
-        recognises = self._recognises
+        recognises = self.recognises
         if not recognises(value):
             return None
         keys = self._keys.get(value)
@@ -171,6 +172,10 @@ class SecondaryIndex:
                 return
             low, high = (low, (values[-1], False)) if descending else ((values[-1], True), high)
             size = min(2 * size, 1024)
+
+    def bytes_held(self) -> int:
+        """What the index takes, without the values and keys, which belong to rows."""
+        return sys.getsizeof(self._keys)
 
     def is_ordered(self) -> bool:
         """Is the order, if it is kept, that of the values?"""

@@ -18,7 +18,7 @@ import duckdb
 from tidegate.crashpoints import crash_point
 from tidegate.errors import BaseDamaged, TidegateError
 from tidegate.storage.arrow import tupled
-from tidegate.storage.base import BASE_SCHEMA, META, base_name
+from tidegate.storage.base import BASE_SCHEMA, META, STAMP, base_name
 from tidegate.storage.ddl import Scratch, quote
 from tidegate.storage.schema import Column, TableSchema
 from tidegate.storage.sql.parsing import parse_expression
@@ -215,6 +215,7 @@ class StoredBase:
                 self.connection.execute(f"DROP TABLE IF EXISTS {base_name(schema)}")  # of an app that never merged
                 self.connection.execute(f"CREATE TABLE {base_name(schema)} ({columns})")
             self.connection.execute(f"DELETE FROM {META}")
+            facts = {name: value for name, value in facts.items() if name != STAMP}
             names, texts = list(facts), [json.dumps(value) for value in facts.values()]
             self.connection.execute(f"INSERT INTO {META} SELECT unnest(?), unnest(?)", [names, texts])
             crash_point("migration-before-commit")

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from tidegate.errors import CorruptionError
@@ -41,6 +41,7 @@ from tidegate.storage.schema import Key, Row, TableSchema
 WHOLE: Final = slice(None)  # row[WHOLE] is row[:], without making the slice
 
 NEWS = 1 << 17  # keys remembered for SQL; when there are more, it looks at all changes again
+MISSED = 256  # keys remembered to learn from
 MANY = 8  # from this many writes to a table on, a joint pass pays off
 
 # rows of the base by key, or None when the loader filled the whole table instead
@@ -64,6 +65,9 @@ class VersionedTable:
         self.complete = complete
         self.dirty: dict[Key, bool] = {}  # changed since the last merge -> the base has a row for it
         self.merge: TableMerge | None = None  # the merge that is writing earlier changes now
+        self.used: Mapping[Key, Any] = {}  # written since the merge before the last
+        self.missed: list[Key] | None = None  # keys that were read one by one, while somebody wants to know
+        self.cold_reads = 0  # rows that were read because they were not in memory, or known to be absent
         self.gone: list[Key] = []  # deleted according to the last merge, and to be forgotten
         self.indexes = [SecondaryIndex(schema, index) for index in schema.indexes]
         self.indexed = {_names(index.columns): index for index in reversed(self.indexes)}
@@ -81,10 +85,27 @@ class VersionedTable:
     def newest(self, key: Key) -> Row | None:
         """The newest row with ``key``, from the base if needed; None when there is none."""
         row: Any = self.rows.get(key, TRIMMED)
-        while row is TRIMMED and not self.lacks(key):
-            self.fetch((key,))
-            row = self.rows.get(key, TRIMMED)  # again, if it was evicted immediately
+        if row is TRIMMED and not self.lacks(key):
+            row = self._fetched(key)
         return None if row is TRIMMED else row
+
+    def _fetched(self, key: Key) -> Any:
+        """``fetch`` for one key, and its row; TRIMMED where that is not known to be absent, but is."""
+        load, rows = self._load, self.rows
+        assert load is not None
+        while not self.lacks(key):
+            evictions = self.evictions
+            self.cold_reads += 1
+            if self.missed is not None and len(self.missed) < MISSED:
+                self.missed.append(key)
+            found = load(self, (key,))
+            with self._placing:
+                if found is not None and self.evictions == evictions and not self.complete:
+                    self._place(key, found.get(key))
+                row = rows.get(key, TRIMMED)
+                if row is not TRIMMED:
+                    return row
+        return rows.get(key, TRIMMED)
 
     def lacks(self, key: Key) -> bool:
         """Is it certain that there is no row with ``key``? Only a complete table can tell.
@@ -173,6 +194,7 @@ class VersionedTable:
         if missing:
             load = self._load
             assert load is not None
+            self.cold_reads += len(missing)
 
             def place(found: dict[Key, Row] | None) -> None:
                 for key in missing if found is not None else ():
@@ -189,12 +211,30 @@ class VersionedTable:
 
         def place(rows: Iterable[Row]) -> None:
             self._place_all(rows)
-            for key in [key for key, row in self.rows.items() if row is None]:
-                if not self.needed(key):
-                    del self.rows[key]
-            self.complete = True  # atomically with the rows: nothing may be evicted in between
+            self._make_complete()  # atomically with the rows: nothing may be evicted in between
 
         self._read_in(read, place)
+
+    def fill_in_parts(self, parts: Iterable[Sequence[Row]]) -> bool:
+        """``fill`` while others use the table: returns whether it is complete. Nothing may be merged meanwhile."""
+        evictions = self.mark()
+        for part in parts:
+            with self._placing:
+                if self.complete:
+                    return True
+                if self.evictions != evictions:
+                    return False
+                self._place_all(part)
+        with self._placing:
+            if self.evictions == evictions and not self.complete:
+                self._make_complete()
+            return self.complete
+
+    def _make_complete(self) -> None:
+        """Every row of the base is here: it need not be remembered any more which are not."""
+        absent = [key for key, row in list(self.rows.items()) if row is None]
+        self.gone.extend([key for key in absent if not self.needed(key)])  # a commit may be about to use them
+        self.complete = True
 
     def needed(self, key: Key) -> bool:
         """Must it be remembered that ``key`` has no row, or not this one?"""
@@ -237,8 +277,10 @@ class VersionedTable:
         which is all the garbage collection a serial run needs.
         """
         if keep_older or self.chains or self.merge is not None or not self.complete:
-            self._commit_slowly(writes, position, commit, keep_older)
-            return
+            held = not self.indexes and writes.keys() <= self.rows.keys()  # nobody else writes to such places
+            if keep_older or self.chains or self.merge is not None or not held:
+                self._commit_slowly(writes, position, commit, keep_older)
+                return
         rows, dirty = self.rows, self.dirty
         if self.indexes:
             self._commit_indexed(writes)
@@ -275,11 +317,20 @@ class VersionedTable:
             self.merge.put_aside(writes)
         if keep_older:
             self._keep_older(writes, position, commit)
-        else:
+        elif self.chains or self.merge is not None or not self._commit_held(writes, position):
             self._commit_each(writes, position, commit)
         self.newest_commit = commit
         if self.news is not None:
             self.news.extend(writes)
+
+    def _commit_held(self, writes: dict[Key, Row | None], position: Position) -> bool:
+        """``commit`` if it replaces rows that are in memory, or known to be absent; returns whether it does."""
+        with self._placing:
+            if not writes.keys() <= self.rows.keys():
+                return False
+            self._commit_indexed(writes)
+            self.straight = position
+            return True
 
     def _commit_many(self, writes: dict[Key, Row | None]) -> dict[Key, Row | None]:
         """Commit what replaces existing rows; returns the rest. One pass: reaching many rows is what costs."""
@@ -406,7 +457,8 @@ class VersionedTable:
         assert self.merge is not None
         with self._placing:
             self.dirty.update(dict.fromkeys(left_out, False))
-            self.gone = self.merge.gone
+            self.gone += self.merge.gone
+            self.used = self.merge.changed
             self.merge = None
             self.merges += 1
             if self.news is not None and len(self.news) >= NEWS:
@@ -468,22 +520,26 @@ class VersionedTable:
             self.rows[key] = version[1]
 
     def evict(self, keep: int) -> None:
-        """Forget clean single-version rows beyond ``keep``: they can be read again from the base. Oldest first."""
+        """Forget clean single-version rows beyond ``keep``: they can be read again. Oldest first, and those that the last
+        merge wrote after all others: they were used.
+        """
         spare = len(self.rows) - keep
         if spare <= 0 or self._load is None:
             return
         with self._placing:
             self.complete = False
             self.evictions += 1  # in this order: see lacks
-            for key in list(self.rows):
-                if spare <= 0:
-                    return
-                if not self.needed(key):
-                    row = self.rows.pop(key)
-                    if row is not None:
-                        for index in self.indexes:
-                            index.drop(row, key)
-                    spare -= 1
+            used = self.used
+            for again in (False, True):
+                for key in list(self.rows):
+                    if spare <= 0:
+                        return
+                    if (again or key not in used) and not self.needed(key):
+                        row = self.rows.pop(key)
+                        if row is not None:
+                            for index in self.indexes:
+                                index.drop(row, key)
+                        spare -= 1
 
     # ---- invariants
 

@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 from tidegate.errors import TidegateError
 
+LEAST_MEMORY = 1 << 20
+
 
 @dataclass(frozen=True)
 class Config:
@@ -21,6 +23,8 @@ class Config:
     ``merge_rows``: fold committed changes into the DuckDB base when this many rows have changed; engines with threads or a
     directory do it in the background, and also every ``merge_every_s`` seconds.
     ``cached_rows``: rows of one table kept in memory; a table that fits is held whole.
+    ``memory``: bytes that the rows of all tables, windows and waiting work may take together; tables give up rows, which are
+    then read from disk by key. None: only ``cached_rows`` counts.
     ``procedure_deadline_s``: an execution that runs longer is stopped, and has failed (``on_failure``); None: it may take as
     long as it likes. A procedure's own ``deadline_s`` takes its place.
 
@@ -46,6 +50,7 @@ class Config:
     merge_rows: int = 100_000
     merge_every_s: float = 60.0
     cached_rows: int = 2_000_000
+    memory: int | None = None
     procedure_deadline_s: float | None = 60.0
     backend: Literal["local", "spark", "auto"] = "local"
     spark: Any = None
@@ -67,6 +72,12 @@ class Config:
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise TidegateError(f"config {name} must be a positive whole number, got {value!r}")
+        if self.memory is not None and (
+            isinstance(self.memory, bool) or not isinstance(self.memory, int) or self.memory < LEAST_MEMORY
+        ):
+            raise TidegateError(
+                f"config memory is a number of bytes, at least {LEAST_MEMORY:,}, or None, got {self.memory!r}; 2 GiB is 2 << 30"
+            )
         if not isinstance(self.tune_process, bool):
             raise TidegateError(f"config tune_process must be True or False, got {self.tune_process!r}")
         limit_s = self.procedure_deadline_s

@@ -14,6 +14,8 @@ CRASH_POINTS = (
     "execution-before-commit",
     "execution-after-commit",
     "merge-before-write",
+    "rows-before-manifest",
+    "rows-after-manifest",
     "merge-before-commit",
     "merge-after-commit",
     "merge-after-checkpoint",

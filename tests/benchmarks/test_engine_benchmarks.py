@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tidegate import App, Batch, Transaction
-from tidegate.benchmarks import growth, keys, latency, memory, profile
+from tidegate.benchmarks import growth, keys, latency, memory, profile, state
 from tidegate.benchmarks import sql as declared
 from tidegate.benchmarks import time as passing
 from tidegate.benchmarks.transactions import EXECUTORS, measure
@@ -103,6 +103,17 @@ def test_memory_says_what_one_of_each_takes() -> None:
     assert facts["votes_stored"] > 0
     assert facts["bytes_per_held_version"] > 50
     assert facts["bytes_per_aggregated_row"] < facts["bytes_per_window_row"]
+
+
+def test_large_state_is_measured_with_the_right_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = state.bench(2_000, rounds=1)
+    assert facts["correct"]
+    assert 20 < facts["resident_bytes_per_row"] < 70 < facts["object_bytes_per_row"]
+    assert {"cold_push_us", "cold_feed_rows_per_s", "zipf_rows_per_s", "open_s", "first_push_ms"} < set(facts)
+    assert {"checkpoint_two_rows_ms", "merge_growth", "hot_ratio"} < set(facts)
+    assert "SQLite" in facts["peers"]
+    monkeypatch.setattr(state.Bank, "skewed", lambda self, count: self.paid.update([0]) or self.anywhere(count))
+    assert not state.bench(1_000, rounds=1, peers=False)["correct"]
 
 
 def test_a_profile_without_py_spy_is_for_speedscope(tmp_path: Path) -> None:

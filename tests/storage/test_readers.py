@@ -179,7 +179,7 @@ def test_a_commit_and_loading_the_whole_table_do_not_wait_for_one_another() -> N
     store.merge()
     table = store.database.tables["t"]
     assert not table.complete
-    store.database.cached_rows = 1_000
+    store.database.bound.rows = 1_000
     store.database._too_large.clear()
     loading, go = threading.Event(), threading.Event()
     scan = store.database.base.scan

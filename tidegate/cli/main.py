@@ -52,6 +52,7 @@ for measure in (
     measuring.topics,
     measuring.sql,
     measuring.memory,
+    measuring.state,
     measuring.profile,
 ):
     bench.command(measure.__name__)(measure)

@@ -192,6 +192,21 @@ def memory(
     _print(measured(bench, rows, votes), as_json)
 
 
+def state(
+    rows: Annotated[int, typer.Option(min=1_000, help="Rows of the large table.")] = 20_000_000,
+    rounds: Rounds = 3,
+    peers: Annotated[bool, typer.Option(help="The same work in SQLite, and in LMDB where installed.")] = True,
+    as_json: Json = False,
+) -> None:
+    """A table of which 1 % fits in memory: cold rows, opening, checkpoints and merges.
+
+    Example: tidegate bench state --rows 1000000 --json
+    """
+    from tidegate.benchmarks.state import bench
+
+    _print(measured(bench, rows, rounds, peers), as_json)
+
+
 def profile(
     size: Annotated[int | None, typer.Option(min=1, help="Votes and rows; 100,000 and 1,000,000 otherwise.")] = None,
     results: Annotated[Path | None, typer.Option(help="Where to write; benchmarks/results otherwise.")] = None,

@@ -90,6 +90,7 @@ def _headline(now: Facts, before: Facts | None, seconds: float) -> RenderableTyp
         _fact("dead letters", f"{now['dead_letters']:,}", "red" if now["dead_letters"] else ""),
         _fact("refused", f"{now['overloaded']:,}", "yellow" if now["overloaded"] else ""),
         _fact("unmerged", f"{now['unmerged_rows']:,} rows, merged {now['last_merge_age_s']:,.0f} s ago"),
+        _memory(now.get("memory")),
         _replica(now),
     )
     lines: list[RenderableType] = [told, _log(now["log"])]
@@ -112,6 +113,15 @@ def _headline(now: Facts, before: Facts | None, seconds: float) -> RenderableTyp
 
 def _fact(name: str, value: str, style: str = "") -> Text:
     return Text.assemble((f"{name} ", "dim"), (value or "–", style or "bold"))
+
+
+def _memory(memory: dict[str, Any] | None) -> Text:
+    """What tables take. A server of an earlier release does not say."""
+    if memory is None:
+        return Text("")
+    limit = "" if memory["limit"] is None else f" of {memory['limit'] / 1e6:,.0f} MB"
+    cold = f", {memory['cold_reads']:,} cold reads" if memory["cold_bytes"] else ""
+    return _fact("tables", f"{memory['tables'] / 1e6:,.0f} MB{limit}{cold}")
 
 
 def _replica(now: Facts) -> Text:

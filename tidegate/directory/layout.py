@@ -2,6 +2,7 @@
 
 DIR/lock                    held by the one process that has it open
 DIR/base.duckdb             the tables as of the last merge, with its LSN
+DIR/rows/                   a copy by key of tables that do not fit in memory, see tidegate.storage.cold.store
 DIR/log/<lsn>.log           segments of the command log
 DIR/generations/<n>-<lsn>   older copies of the base, each with its LSN; the log since the oldest is kept
 

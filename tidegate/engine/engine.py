@@ -189,7 +189,7 @@ class Engine:
         self.executor.wake()
 
     def _open_database(self, path: Path | None) -> Database:
-        return Database(self.app.tables.values(), path, self.config.cached_rows)
+        return Database(self.app.tables.values(), path, self.config.cached_rows, memory=self.config.memory)
 
     # ---- work in
 

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET
 
-from tidegate.dataflows.app import App
 from tidegate.engine.closing import stop_if_torn
 from tidegate.engine.fed import Fed, feed_halted, halted_behind, outcome_of
+from tidegate.engine.foreknown import Foreknown
 from tidegate.errors import DataError, FeedHalted, TidegateError
 from tidegate.storage.columnar import Given
 from tidegate.streams.border import Border
@@ -42,7 +42,7 @@ class Feeding:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._named = _prefetch_plan(engine.app)
+        self.foreknown = Foreknown(engine.app, engine.database)
 
     def feed(
         self,
@@ -128,7 +128,7 @@ class Feeding:
     ) -> int:
         """Rows of a source: all of them and its offset are one record in the log, so a crash can't separate them."""
         engine, acceptance = self._engine, self._engine.acceptance
-        self.prefetch(border.name, rows)
+        self.foreknown.fetch(border.name, rows)
         parts = [p for i in range(0, len(rows), size) for p in border.split(rows[i : i + size]).items()]
         with engine.turn:
             acceptance.begin(border.name, timeout_s)
@@ -151,36 +151,22 @@ class Feeding:
     def _chunk(self, border: Border, chunk: Chunk, size: int, tally: Tally) -> int:
         engine, acceptance = self._engine, self._engine.acceptance
         rows, parts = chunk.rows, chunk.parts
-        self.prefetch(border.name, rows)
+        self.foreknown.fetch(border.name, rows)
         with engine.turn:
             acceptance.check_ready()
             if engine.scheduler.idle and engine.executor.inline_plan(border.name) is not None:
                 if engine.outbox.subscriptions:
                     acceptance.make_room(border.name, None)
+                watched = self.foreknown.watch(border.name)
                 self._accept(Rows(border, parts, size, rows), tally)
+                if watched:
+                    self.foreknown.learn(border.name, watched, rows)
             else:
                 for key, part in parts:
                     acceptance.make_room(border.name, None)
                     self._accept(Rows(border, [(key, part)]), tally)
         engine.merger.look()
         return len(parts)
-
-    def prefetch(self, stream: str, rows: Iterable[Any]) -> None:
-        """Load the table rows that these rows of a border stream name into memory, with one query per table."""
-        for table, place in self._named.get(stream, ()):
-            self._engine.database.prefetch(table, {row[place] for row in rows})
-
-
-def _prefetch_plan(app: App) -> dict[str, list[tuple[str, int]]]:
-    """For each border stream: the tables whose rows its batches name, and the column that names them."""
-    plan: dict[str, list[tuple[str, int]]] = {}
-    for procedure in app.procedures.values():
-        for table, column in procedure.prefetch.items():
-            for stream in procedure.inputs:
-                relation = app.streams[stream].relation
-                if column in relation.index_of and app.streams[stream].border:
-                    plan.setdefault(stream, []).append((table, relation.index_of[column]))
-    return plan
 
 
 @dataclass(eq=False, slots=True)

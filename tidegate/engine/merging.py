@@ -15,6 +15,7 @@ from tidegate.engine.pages import LargePages
 from tidegate.engine.system_views import Merge
 from tidegate.errors import BaseDamaged, DiskFull, EngineClosed, LogError, LogFailed, Overloaded, text_of
 from tidegate.mutex import Flag, Rank, mutex
+from tidegate.streams.windows.state.sizes import bytes_of
 
 if TYPE_CHECKING:
     from tidegate.directory.log import DurableLog
@@ -60,6 +61,9 @@ class Merger:
         self.seconds = 0.0
         self._set_aside = dict(engine.database.base.aside.rows)
         self._pages = LargePages(engine.database) if engine.config.tune_process else None
+        engine.database.on_wanted = self._wanted.set
+        if engine.config.memory is not None:
+            engine.database.elsewhere = self._bytes_elsewhere
         if engine.database.concurrent:
             self._start()
 
@@ -92,7 +96,7 @@ class Merger:
         if sequence - self._looked_at < LOOK_EVERY:
             return
         self._looked_at, engine = sequence, self._engine
-        if engine.database.unmerged >= engine.config.merge_rows:
+        if engine.database.unmerged >= engine.config.merge_rows or engine.database.crowded:
             if self._thread is None:
                 self._try()
             else:
@@ -173,10 +177,33 @@ class Merger:
                 continue
             asked = self._wanted.wait(self._every_s)
             self._wanted.clear()
+            self._load()
             unmerged = self._engine.database.unmerged
-            due = unmerged >= self._engine.config.merge_rows or (unmerged and not asked)
+            due = (
+                unmerged >= self._engine.config.merge_rows or (unmerged and not asked) or self._engine.database.crowded
+            )
             if due and not self._closing:
                 self._try()
+
+    def _bytes_elsewhere(self) -> int:
+        """What windows and waiting work take. The caller holds the engine's lock."""
+        engine = self._engine
+        windows = sum(
+            state.bytes_held()
+            for program in engine.runtime.programs.values()
+            for states in program.windows.values()
+            for state in states.values()
+        )
+        return windows + bytes_of([list(execution.inputs.values()) for execution in engine.scheduler.live.values()])
+
+    def _load(self) -> None:
+        """Load the tables that are being read and are not in memory. What a merge can't bear, it will say itself."""
+        with self._one_at_a_time:
+            if self._engine.database.wanted and not self._ended:
+                try:
+                    self._engine.database.load_wanted(lambda: self._closing)
+                except Exception as error:
+                    log.warning("a table could not be loaded in the background: %s", text_of(error))
 
     def _try(self) -> None:
         """Merge; a failure is noted and logged, and the merge is tried again later."""

@@ -248,7 +248,7 @@ class Replay:
         """The entry of a record, accepted again."""
         entry = self._entries.read(record)
         if isinstance(record, Fed) and isinstance(entry, Rows):
-            self._feeding.prefetch(record.stream, entry.rows or ())
+            self._feeding.foreknown.fetch(record.stream, entry.rows or ())
         together = isinstance(record, (Fed, Advanced)) and record.together
         work = self._acceptance.enter(entry, record.sequence, from_us(record.time_us), together)
         if isinstance(record, (Pushed, Requeued)) and work.batches[0].id != record.batch_id:

@@ -12,6 +12,7 @@ from tidegate.engine.halts import halted_rows
 from tidegate.engine.questions import questions
 from tidegate.errors import TidegateError, text_of
 from tidegate.storage.codec import to_json
+from tidegate.storage.memory import table_bytes
 from tidegate.storage.schema import Column, Relation
 from tidegate.storage.types import column_type
 from tidegate.streams.watermarks import END
@@ -172,7 +173,11 @@ def _late_rows(engine: Engine) -> Iterable[tuple[Any, ...]]:
 def _tables(engine: Engine) -> Iterable[tuple[Any, ...]]:
     for table in engine.database.tables.values():
         partition_by = ", ".join(table.schema.partition_by) or None
-        yield (table.name, partition_by, len(table.rows), table.complete, len(table.dirty), len(table.chains))
+        cold = engine.database.cold.get(table.name)
+        yield (
+            *(table.name, partition_by, len(table.rows), table.complete, len(table.dirty), len(table.chains)),
+            *(table_bytes(table), None if cold is None else cold.size, table.cold_reads),
+        )
 
 
 def _merge_state(engine: Engine) -> Iterable[tuple[Any, ...]]:
@@ -397,7 +402,7 @@ VIEWS = {
         SystemView(
             "tables",
             "table_name VARCHAR, partition_by VARCHAR, rows_in_memory BIGINT, whole BOOLEAN, unmerged BIGINT, "
-            "versioned BIGINT",
+            "versioned BIGINT, bytes_in_memory BIGINT, cold_bytes BIGINT, cold_reads BIGINT",
             _tables,
         ),
     )

@@ -139,6 +139,9 @@ def _compare(app: App, driver: SeededDriver, setting: Setting) -> list[str]:
             stored = {key_of(row): tuple(row) for row in engine.database.base.scan(table.schema)}
             if stored != outcome.tables[table.name]:
                 found.append(f"the base of {table.name} is {stored}, the table {outcome.tables[table.name]}")
+            cold = engine.database.cold.get(table.name)
+            if cold is not None and (wrong := cold.differs(stored.values())) is not None:
+                found.append(wrong)
     return found
 
 

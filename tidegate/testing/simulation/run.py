@@ -37,6 +37,7 @@ SERIAL_EVERY = 4
 REOPEN_EVERY = 100  # … and between two on disk, closed and reopened during the run
 ASKED_REOPEN_EVERY = 20  # the same, where people are asked
 COMPARE_BASE_EVERY = 8
+TINY_EVERY = 5  # seeds between two in which most rows are cold
 BYSTANDERS_EVERY = 3  # of the runs in which the engine has threads or runs on its own
 TORN = "SELECT * FROM {} AS l FULL JOIN {} AS r USING (id) WHERE l.v IS DISTINCT FROM r.v".format(*SIDES)
 CHUNK = 50
@@ -118,7 +119,15 @@ def make_case(seed: int) -> Case:
         config["cached_rows"] = rng.choice([1, 3])
     two_phase = rng.random() < 0.15
     merges = rng.choice([0.0, 0.0, 0.0, 0.01, 0.03])
+    if seed % TINY_EVERY == 3 % TINY_EVERY:
+        config, merges = with_little_memory(seed, config)
     return Case(seed, spec, inputs, frozenset(broken), config, merges, two_phase)
+
+
+def with_little_memory(seed: int, config: dict[str, Any]) -> tuple[dict[str, Any], float]:
+    """Most rows are cold: they are merged often, and hardly any stays in memory."""
+    rng = random.Random(f"memory {seed}")
+    return {**config, "cached_rows": rng.choice([1, 2, 4]), "merge_rows": rng.choice([2, 5])}, rng.choice([0.05, 0.2])
 
 
 def random_inputs(rng: random.Random, spec: AppSpec, seed: int = 0) -> tuple[Input, ...]:
@@ -197,7 +206,8 @@ def run_case(case: Case, executor: Mode, inputs: Sequence[Input] | None = None, 
     )
     inputs, seed = case.inputs if inputs is None else inputs, case.seed if seed is None else seed
     locks = locking_with(TwoPhaseLocks if case.two_phase else LowWaterMarks)
-    every = ASKED_REOPEN_EVERY if any(flow.awaited is not None for flow in case.spec.flows) else REOPEN_EVERY
+    often = any(flow.awaited is not None for flow in case.spec.flows) or case.config.get("cached_rows", 10) < 10
+    every = ASKED_REOPEN_EVERY if often else REOPEN_EVERY
     if executor != "manual" or case.seed % every:
         with locks:
             return run_once(simulated.app, inputs, seed, setting)
