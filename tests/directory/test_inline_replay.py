@@ -18,7 +18,7 @@ import tidegate
 from tidegate import App, Batch, Engine, Transaction, window
 from tidegate.engine.checkpoint import saved_state
 from tidegate.errors import Aborted, FeedHalted, ProcedureFailed
-from tidegate.storage.base import Base
+from tidegate.storage.cold.table import ColdTable
 from tidegate.testing import History
 from tidegate.testing.history import outcome_of
 from tidegate.testing.workloads import World
@@ -371,10 +371,8 @@ def test_rows_named_by_a_chunk_are_fetched_together(
     engine.feed("orders", [((200 + number) * 13, number) for number in range(200)])
     killed(engine)
     fetches: list[int] = []
-    fetch = Base.fetch
-    monkeypatch.setattr(
-        Base, "fetch", lambda self, schema, keys: fetches.append(len(keys)) or fetch(self, schema, keys)
-    )
+    get_all = ColdTable.get_all
+    monkeypatch.setattr(ColdTable, "get_all", lambda self, keys: fetches.append(len(keys)) or get_all(self, keys))
     engine = tidegate.open(mill("weak"), tmp_path, **settings)
     assert engine.recovery.replayed["batches"] == 200
     assert max(fetches) == 200
