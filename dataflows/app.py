@@ -40,7 +40,7 @@ from tidegate.dataflows.views import PlainView, declare_view, read_through, with
 from tidegate.errors import DataError, DeclarationError, StatementError, TidegateError, unknown
 from tidegate.storage.ddl import Scratch, from_sqlalchemy
 from tidegate.storage.expiry import expiring, expiry_indexes
-from tidegate.storage.maintained import Changes, Maintained
+from tidegate.storage.maintained import PREFIX, Changes, Maintained
 from tidegate.storage.migration import constant_default
 from tidegate.storage.schema import Relation, TableSchema
 from tidegate.storage.sql.statements import Statement, prepare
@@ -225,10 +225,17 @@ class App:
         return declare(self, sql)
 
     def explain(self, name: str) -> str:
-        """How a stream declared in SQL is made: what it scans, what is compiled, what goes to DuckDB, what is held."""
-        if name not in self.plans:
-            raise unknown("explain", "stream declared in SQL", name, self.plans)
-        return str(self.plans[name])
+        """How a stream or a materialized view declared in SQL is made: what it scans, what is compiled, what goes to DuckDB,
+        what is held.
+        """
+        if name in self.plans:
+            return str(self.plans[name])
+        view = self.views.get(name)
+        kept = [one for one in self.maintained.values() if view is not None and one.state.name in view.tables]
+        if view is None or not kept:
+            known = [*self.plans, *(v.name for v in self.views.values() if any(t.startswith(PREFIX) for t in v.tables))]
+            raise unknown("explain", "stream or materialized view declared in SQL", name, known)
+        return "\n".join([f"materialized view {name}", *map(str, kept), f"  Shown {view.sql}"])
 
     def _fills(self, relation: Relation) -> dict[str, Any]:
         """The values of DEFAULT. They must be constant: a row is made at the door, outside of any transaction."""

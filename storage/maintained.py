@@ -203,6 +203,11 @@ class Maintained:
     values: tuple[TableSchema, ...]
     fill: Statement  # the groups and arguments of all rows
 
+    def __str__(self) -> str:
+        told = [f"  State {schema.name} ({', '.join(schema.index_of)})" for schema in self.states]
+        told += [f"  Changes of {delta.table}: {delta.statement.explain()}" for delta in self.deltas]
+        return "\n".join(told)
+
     @property
     def states(self) -> tuple[TableSchema, ...]:
         """The tables that hold its state."""

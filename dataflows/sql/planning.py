@@ -6,8 +6,9 @@ grouping, ORDER BY … LIMIT and window functions get the window's columns in ad
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from sqlglot import exp
@@ -16,7 +17,7 @@ from tidegate.dataflows.definitions import Partition
 from tidegate.dataflows.sql.joins import join_of
 from tidegate.dataflows.sql.panes import in_panes
 from tidegate.dataflows.sql.text import Piece
-from tidegate.dataflows.sql.windows import Windowed, take_windows
+from tidegate.dataflows.sql.windows import Windowed, length, take_windows
 from tidegate.dataflows.views import with_views
 from tidegate.errors import DeclarationError, StatementError, TidegateError
 from tidegate.storage.schema import Relation
@@ -24,7 +25,8 @@ from tidegate.storage.sql.codes import conjuncts
 from tidegate.storage.sql.parsing import function_name, tree_of
 from tidegate.storage.sql.statements import Statement, prepare
 from tidegate.streams.windows.declare.declared import Declared, window_relation
-from tidegate.streams.windows.declare.kinds import LABELS
+from tidegate.streams.windows.declare.durations import described
+from tidegate.streams.windows.declare.kinds import FINAL, LABELS
 
 if TYPE_CHECKING:
     from tidegate.dataflows.app import App
@@ -121,13 +123,17 @@ def _refused(piece: Piece, word: str, why: str, instead: str) -> DeclarationErro
 def plan_stream(app: App, name: str, piece: Piece) -> Plan:
     """The plan of ``CREATE STREAM name AS …``; ``piece`` is the query."""
     written = piece.text.sql[piece.start : piece.end]
-    piece = _without_emit(piece)
+    piece, every = _without_emit(app, piece)
     windows = {found.name: found for found in take_windows(app, piece)}
     _take_system_time(piece)
     tree = _parsed(app, piece, windows)
     sources = Sources(app, piece, tree, windows)
     _expand_stars(tree, sources)
     fed = [*sources.streams, *sources.windows]
+    if every is not None and not windows:
+        raise piece.refused(
+            0, "EMIT EVERY is about windows", "read FROM TUMBLE(TABLE stream, DESCRIPTOR(ts), INTERVAL …)"
+        )
     if not fed:
         raise piece.refused(
             0, f"the query of {name} reads no stream", f"for a query over tables write CREATE VIEW {name} AS …"
@@ -154,7 +160,8 @@ def plan_stream(app: App, name: str, piece: Piece) -> Plan:
         _refuse_unwindowed(app, piece, tree)
     elif sources.windows:
         alias, one = next(iter(sources.windows.items()))
-        spec, tree, told = _windowed(app, piece, tree, alias, one, sources)
+        spec, tree, told = _windowed(app, piece, tree, alias, one, sources, every)
+        nullable += [False] * (len(tree.expressions) - len(nullable))  # final
         shown[one.name] = spec, window_relation(spec, _relations(app), one.name)
         steps += [f"Window {spec}", *told]
     else:
@@ -194,16 +201,40 @@ def _last_rows(app: App, piece: Piece, sources: Sources) -> Windowed | None:
     return one
 
 
-def _without_emit(piece: Piece) -> Piece:
+def _without_emit(app: App, piece: Piece) -> tuple[Piece, int | None]:
+    """The query without EMIT, and how far apart early results are, in microseconds."""
     at = piece.find("EMIT")
     if at is None:
-        return piece
-    if piece.words(at + 1, 3) != ("ON", "WINDOW", "CLOSE"):
-        raise piece.refused(
-            at, f"EMIT {' '.join(piece.words(at + 1, 2))} is not supported",
-            "leave it out: results come when a window closes, which is EMIT ON WINDOW CLOSE",
+        return piece, None
+    if piece.words(at + 1, 3) == ("ON", "WINDOW", "CLOSE"):
+        return piece.part(0, at), None
+    if piece.says(at + 1, "EVERY") and at + 2 < len(piece.tokens):
+        every = length(app, piece, at + 2, len(piece.tokens))
+        if isinstance(every, dt.timedelta) and every > dt.timedelta(0):
+            return piece.part(0, at), every // dt.timedelta(microseconds=1)
+    raise piece.refused(
+        at, f"EMIT {' '.join(piece.words(at + 1, 2))} is not supported",
+        "write EMIT EVERY INTERVAL '10' SECOND for early results, or leave it out: results come when a window closes, which is "
+        "EMIT ON WINDOW CLOSE",
+    )  # fmt: skip
+
+
+def _emitting(piece: Piece, spec: Any, tree: exp.Select, every: int, compiled: bool, label: Any) -> Any:
+    """The window that gives early results, too; the query says with ``final`` which they are not."""
+    if not compiled or spec.kind != "time" or tree.args.get("limit") or tree.args.get("offset"):
+        raise _refused(
+            piece, "SELECT",
+            "early results are of TUMBLE and HOP, and of aggregates that are kept in panes: of columns, without WHERE, FILTER, "
+            "LIMIT", "filter in a stream of its own, and read that: CREATE STREAM filtered AS SELECT … WHERE …",
         )  # fmt: skip
-    return piece.part(0, at)
+    if spec.size % every or spec.slide % every:
+        raise _refused(
+            piece, "SELECT", "early results come at boundaries of time that divide the window and its slide",
+            f"the window is {described(spec.size)}, its slide {described(spec.slide)}: choose an interval that divides both",
+        )  # fmt: skip
+    if not any(node.alias_or_name.lower() == FINAL for node in tree.expressions):
+        tree.append("expressions", label(FINAL))
+    return replace(spec, emit_every=every)
 
 
 def _take_system_time(piece: Piece) -> None:
@@ -334,7 +365,7 @@ def _refuse_unwindowed(app: App, piece: Piece, tree: exp.Select) -> None:
 
 
 def _windowed(
-    app: App, piece: Piece, tree: exp.Select, alias: str, one: Windowed, sources: Sources
+    app: App, piece: Piece, tree: exp.Select, alias: str, one: Windowed, sources: Sources, every: int | None
 ) -> tuple[Declared, exp.Select, list[str]]:
     """The window's specification, and the query over the rows (or results) of all windows that fired."""
     told: list[str] = []
@@ -368,6 +399,9 @@ def _windowed(
             _order_in_time(piece, found, spec, label)
             _group_by_labels(tree, found, labels)
             told.append("Aggregate in DuckDB, when a window closes; its rows are held until then")
+    if every is not None:
+        spec = _emitting(piece, spec, tree, every, spec is not one.spec, label)
+        told.append(f"Emit every {described(every)}, and when a window closes (final)")
     if tree.args.get("limit") or tree.args.get("offset"):
         told.append(f"TopK {tree.args['limit'].expression.sql() if tree.args.get('limit') else ''} of each window")
         tree = _limited(piece, tree, labels, outputs)

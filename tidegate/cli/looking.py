@@ -100,10 +100,10 @@ def _live(client: Client, every_s: float) -> None:
 
 def explain(
     where: Annotated[str, typer.Argument(metavar="APP", help="file.sql, file.py:app or package.module:app")],
-    name: Annotated[str | None, typer.Argument(help="A stream declared in SQL; all, if none is named.")] = None,
+    name: Annotated[str | None, typer.Argument(help="A stream or materialized view; all, if none is named.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Say how each stream declared in SQL is made: what is compiled, what goes to DuckDB, what is held.
+    """Say how each stream and materialized view declared in SQL is made: what is compiled, what goes to DuckDB, what is held.
 
     Example: tidegate explain flows.sql
 
@@ -112,13 +112,20 @@ def explain(
     from tidegate.loading import load_app
 
     app = load_app(where)
-    told = {one: app.explain(one) for one in ([name] if name is not None else app.plans)}
+    views = [
+        view.name
+        for view in app.views.values()
+        if any(one.state.name in view.tables for one in app.maintained.values())
+    ]
+    told = {one: app.explain(one) for one in ([name] if name is not None else [*app.plans, *views])}
     if as_json:
         print_json(told)
     elif told:
         typer.echo("\n\n".join(told.values()))
     else:
-        raise TidegateError(f"{where} declares no stream in SQL; tidegate graph draws the dataflow")
+        raise TidegateError(
+            f"{where} declares no stream or materialized view in SQL; tidegate graph draws the dataflow"
+        )
 
 
 def graph(

@@ -198,6 +198,21 @@ def test_the_best_effort_join_of_the_article() -> None:
             assert [sorted(tuple(row) for row in batch) for batch in same] == made
 
 
+def test_early_results_say_that_they_are_not_final() -> None:
+    app = App("early")
+    app.declare("""
+        CREATE STREAM message (ts TIMESTAMP NOT NULL, n INTEGER NOT NULL, WATERMARK FOR ts AS ts) WITH (border);
+        CREATE STREAM sums AS SELECT window_start, sum(n) AS n FROM message <SLICES '1 minute'> EMIT EVERY INTERVAL '20' SECOND
+    """)
+    assert "Emit every 20s, and when a window closes (final)" in app.explain("sums")
+    with tidegate.open(app) as engine, engine.subscribe("sums") as sums:
+        for second in (5, 25, 45, 65):
+            engine.push("message", [(START + dt.timedelta(seconds=second), second)])
+        engine.finish("message")
+        found = [tuple(row)[1:] for batch in sums for row in batch]
+    assert found == [(5, False), (30, False), (75, True), (65, False), (65, True)]
+
+
 # ---- filters, lookups, joins
 
 

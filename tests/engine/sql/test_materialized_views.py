@@ -245,6 +245,19 @@ def test_the_changes_of_a_view_have_weights(tmp_path: Path) -> None:
         )
 
 
+def test_what_is_told_of_a_view() -> None:
+    told = stock((0, 11, 14)).explain("v11").splitlines()
+    assert told[0] == "materialized view v11"
+    assert told[1].startswith("  State tidegate_view_v11_")
+    assert [line.partition(" (")[0] for line in told if line.startswith("  Changes")] == [
+        "  Changes of stock: select: row by row over the batch; DuckDB from 2,000 rows on",
+        "  Changes of shops: select: DuckDB over the base and the changes above it",
+    ]
+    assert told[-1].startswith("  Shown SELECT")
+    with pytest.raises(DeclarationError, match="v14"):
+        stock((0, 11, 14)).explain("v1")
+
+
 REFUSED = [
     ("SELECT a FROM t LEFT JOIN u ON t.id = u.id", "LEFT JOIN is not maintained"),
     ("SELECT a FROM t WHERE a IN (SELECT id FROM u)", "it has a subquery"),
