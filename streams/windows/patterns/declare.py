@@ -41,6 +41,9 @@ from typing import Any, Literal, cast
 from tidegate.errors import DeclarationError
 from tidegate.streams.windows.declare.durations import Duration, described
 from tidegate.streams.windows.declare.kinds import Late, Lengths
+from tidegate.streams.windows.patterns.automaton import Automaton, automaton_of
+from tidegate.streams.windows.patterns.picture import as_svg, as_text
+from tidegate.streams.windows.patterns.text import PatternText, parse
 
 Select = Literal["any", "next", "strict"]
 Condition = str | Callable[..., Any]
@@ -97,10 +100,16 @@ class PatternSpec:
     @property
     def defined(self) -> str:
         """The conditions, in words."""
-        told = [
-            f"{name}: {c if isinstance(c, str) else getattr(c, '__name__', 'a function')}" for name, c in self.define
-        ]
-        return "; ".join(told) or "nothing"
+        return "; ".join(f"{name}: {told}" for name, told in _conditions(self)) or "nothing"
+
+    def explain(self) -> str:
+        """What is looked for, row by row, in words."""
+        conditions = [f"{name}: {told}" for name, told in _conditions(self)]
+        return "\n".join([str(self), *conditions, as_text(_automaton(self))])
+
+    def svg(self) -> str:
+        """Its automaton as a picture."""
+        return as_svg(_automaton(self), str(self))
 
     def __str__(self) -> str:
         told = [self.match]
@@ -116,6 +125,15 @@ class PatternSpec:
         if self.after != "no_skip":
             told.append(f"after {self.after}")
         return " ".join(told)
+
+
+def _conditions(spec: PatternSpec) -> list[tuple[str, str]]:
+    return [(name, c if isinstance(c, str) else getattr(c, "__name__", "a function")) for name, c in spec.define]
+
+
+def _automaton(spec: PatternSpec) -> Automaton:
+    what = f"pattern over {spec.stream}"
+    return automaton_of(parse(what, spec.match), PatternText(what, spec.match))
 
 
 class _Pattern:
