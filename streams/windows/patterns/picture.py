@@ -75,7 +75,7 @@ def _places(automaton: Automaton) -> dict[int, tuple[int, int]]:
     for number in sorted(column):
         row = taken.get(column[number], 0)
         taken[column[number]] = row + 1
-        found[number] = (80 + column[number] * STEP, 60 + row * RISE)
+        found[number] = (80 + column[number] * STEP, 90 + row * RISE)
     return found
 
 
@@ -88,8 +88,8 @@ def _circle(automaton: Automaton, number: int, x: int, y: int) -> str:
         told += f'<circle cx="{x}" cy="{y}" r="{RADIUS - 4}" fill="none" stroke="{INK}"/>'
         absent = guarded(automaton, automaton.ends[number])
         if absent:
-            label = escape(" or ".join(absent))
-            told += f'<text x="{x}" y="{y + RADIUS + 15}" text-anchor="middle" fill="{GUARD}">then no {label}</text>'
+            none = escape(" or ".join(absent))
+            told += f'<text x="{x}" y="{y + RADIUS + 15}" text-anchor="middle" fill="{GUARD}">then no {none}</text>'
     return f'{told}<text x="{x}" y="{y + 4}" text-anchor="middle" fill="{INK}">{escape(label)}</text>'
 
 
