@@ -386,12 +386,7 @@ class Graph:
             members = [self.app.procedures[name] for name in group.members]
             for member in members:
                 if member.either:
-                    raise DeclarationError(
-                        f"nested transaction {group.name}: {member.name} has inputs=either(…) and is a transaction of its own: "
-                        f"its batches don't have the ids of the others'. Take it out of the nested transaction",
-                        nested=group.name,
-                        procedure=member.name,
-                    )
+                    self._check_begins(group.name, member, members)
                 if not member.streaming:
                     raise DeclarationError(
                         f"nested transaction {group.name}: {member.name} is an OLTP procedure; it is a transaction of its own"
@@ -411,6 +406,25 @@ class Graph:
                 raise DeclarationError(
                     f"nested transaction {group.name}: {', '.join(lost)} is not connected to {members[0].name} by a stream"
                 )
+
+    def _check_begins(self, group: str, member: Procedure, members: list[Procedure]) -> None:
+        """An either-procedure numbers the batches of its nested transaction, so all of them come from it."""
+        inside = {stream for one in members for stream in one.outputs}
+        others = [
+            s
+            for one in members
+            for s in one.inputs
+            if s not in inside and not self._stream(s).awaited and (one is not member or s in inside)
+        ]
+        if others or any(stream in inside for stream in member.inputs):
+            more = f"; {', '.join(dict.fromkeys(others))} does not come from it" if others else ""
+            raise DeclarationError(
+                f"nested transaction {group}: {member.name} has inputs=either(…), so its batches don't have the ids of others; in "
+                f"a nested transaction it has to be the first, and the only one with inputs from outside{more}. Take it out of the "
+                f"nested transaction, or the others",
+                nested=group,
+                procedure=member.name,
+            )
 
     def _infer_keys(self, nodes: list[str]) -> None:
         """A procedure's inputs must be keyed alike, and its outputs inherit that key."""

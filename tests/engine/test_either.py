@@ -265,8 +265,15 @@ def three(txn: Any, x: Any, y: Any) -> None:
 
 def _nested(app: App) -> None:
     app.procedure(inputs=either("a", "b"), outputs="c")(two)
-    app.procedure(inputs="c")(one)
-    app.nested(two, one)
+    app.stream("more", "n INTEGER", border=True)
+    app.procedure(inputs=["c", "more"])(three)
+    app.nested(two, three)
+
+
+def _nested_behind_another(app: App) -> None:
+    app.procedure(inputs="a", outputs="c")(one)
+    app.procedure(inputs=either("b", "c"))(two)
+    app.nested(one, two)
 
 
 def _with_a_border_stream(app: App) -> None:
@@ -304,7 +311,8 @@ def _answers_of_both_kinds(app: App) -> None:
 @pytest.mark.parametrize(
     ("app", "declare", "text"),
     [
-        (declared(), _nested, "two has inputs=either.* transaction of its own.*Take it out"),
+        (declared(), _nested, "two has inputs=either.* has to be the first.*; more does not come from it.*Take it out"),
+        (declared(), _nested_behind_another, "two has inputs=either.* has to be the first.*; a does not come from it"),
         (declared(), _with_a_border_stream, "three needs batches of the same id on c and a, but c is behind two"),
         (declared(), _behind_different_ones, "four needs batches of the same id on c and d.*d has its ids from three"),
         (declared(), _answers_of_both_kinds, "stream answers answers questions of .* numbered differently"),

@@ -179,6 +179,53 @@ def test_several_streams_are_one_sequence(tmp_path: Path) -> None:
     assert verify(hygiene(delay="2s"), tmp_path / "d").same
 
 
+def decided() -> App:
+    """A lapse, and what a person decides on it, in one transaction."""
+    app = App("decided")
+    streams = ("doors", "dispensers", "beds")
+    for name in streams:
+        app.stream(name, "person BIGINT NOT NULL, seen TIMESTAMP NOT NULL", border=True)
+    app.stream("lapses", "person BIGINT NOT NULL")
+    app.stream("answers", "ok BOOLEAN", border=True, deadline_s=60, default={"ok": False})
+    app.table("CREATE TABLE told (id BIGINT PRIMARY KEY, person BIGINT, ok BOOLEAN)")
+    lapse = pattern(streams, match="SEQ(doors, !dispensers, beds)", on="seen", by="person", within="10m")
+
+    @app.procedure(inputs=either(*streams), outputs="lapses", writes=["told"], windows={"lapse": lapse})
+    def watch(txn: Transaction, doors: Batch, dispensers: Batch, beds: Batch) -> None:
+        for row in txn.window("lapse").results:
+            txn.insert("told", (row.match_id, row.person, None))
+            txn.emit("lapses", person=row.person)
+
+    @app.procedure(inputs=["lapses", "answers"], writes=["told"])
+    def decide(txn: Transaction, lapses: Batch, answers: Batch) -> None:
+        if not answers[0].ok:
+            txn.abort("not a lapse")
+        for row in txn.scan("told"):
+            txn.update("told", row.id, ok=True)
+
+    app.nested(watch, decide)
+    return app
+
+
+@pytest.mark.parametrize("ok", [True, False])
+def test_a_match_over_several_streams_and_the_decision_on_it_are_one_transaction(tmp_path: Path, ok: bool) -> None:
+    with tidegate.open(decided(), tmp_path) as engine:
+        engine.push("doors", [(1, at(0))])
+        engine.push("beds", [(1, at(5))])
+        assert len(engine.questions()) == 1
+        assert not engine.query("SELECT * FROM told").rows  # it is not committed yet
+        engine.checkpoint()
+    with tidegate.open(decided(), tmp_path) as engine:
+        engine.push("doors", [(2, at(6))])
+        engine.answer(engine.questions()[0], [(ok,)])
+        assert engine.query("SELECT * FROM told").rows == ([(1, 1, True)] if ok else [])
+        engine.push("beds", [(1, at(7)), (2, at(8))])  # undone: the door of 1 is still waiting for a bed
+        (question,) = engine.questions()
+        assert [row.person for row in question.batches["lapses"]] == ([2] if ok else [1, 2])
+        engine.answer(question, [(True,)])
+    assert verify(decided(), tmp_path).same
+
+
 def test_several_streams_need_either_inputs() -> None:
     app = App("wrong")
     for name in ("one", "two"):
