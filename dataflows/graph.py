@@ -419,9 +419,9 @@ class Graph:
         if others or any(stream in inside for stream in member.inputs):
             more = f"; {', '.join(dict.fromkeys(others))} does not come from it" if others else ""
             raise DeclarationError(
-                f"nested transaction {group}: {member.name} has inputs=either(…), so its batches don't have the ids of others; in "
-                f"a nested transaction it has to be the first, and the only one with inputs from outside{more}. Take it out of the "
-                f"nested transaction, or the others",
+                f"nested transaction {group}: {member.name} has inputs=either(…), so its batches don't have the ids of others; "
+                f"in a nested transaction it has to be the first, and the only one with inputs from outside{more}. Take it out "
+                f"of the nested transaction, or the others",
                 nested=group,
                 procedure=member.name,
             )
