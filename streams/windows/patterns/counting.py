@@ -143,6 +143,17 @@ def _type(kind: str, code: Code, whole: str) -> ColumnType:
     return measure_type(code)
 
 
+class Step(NamedTuple):
+    """What a row does that may be certain elements, where nothing but matches is counted: integers in generated code.
+
+    ``after``: of a vector; ``whole``: the complete matches, None if there are none; ``before``: of the product of what comes later.
+    """
+
+    after: Callable[[Vector], Vector]
+    whole: Callable[[Vector], int] | None
+    before: Callable[[list[Vector]], list[Vector]]
+
+
 class Steps:
     """The matrices of a pattern, for one aggregate. A component of the vector is the number of partial matches at a
     position, for each guard that an edge from there has; the last one is 1.
@@ -164,6 +175,8 @@ class Steps:
         for p, edges in enumerate(automaton.edges):
             for to, guard in edges:
                 self.out_of[to].append(place[p, guard])
+        self.plain = of.variable is None
+        self.known: dict[int, Step] = {}
         self.first = [of.numbers.zero] * (self.size - 1) + [of.numbers.one]
 
     def positions(self, hit: int) -> list[int]:
@@ -194,6 +207,22 @@ class Steps:
                 after[component] = plus(after[component], new)
         return after, whole
 
+    def step(self, hit: int) -> Step:
+        """The matrix of such rows, as code."""
+        found = self.known.get(hit)
+        if found is None:
+            rows = [self.apply(unit, hit, 1) for unit in self.identity()]
+            size = range(self.size)
+            after = [_sum("x", [row[0][column] for row in rows]) for column in size]
+            whole = _sum("x", [row[1] for row in rows])
+            before = [_rows(number, rows[number][0]) for number in size]
+            found = self.known[hit] = Step(
+                eval(f"lambda x: [{', '.join(after)}]"),
+                None if whole == "0" else eval(f"lambda x: {whole}"),
+                eval(f"lambda f: [{', '.join(before)}]"),
+            )
+        return found
+
     def weight(self, row: Any) -> Any:
         """What a row counts for."""
         return self.numbers.one if self.of.value is None else self.numbers.weight(self.of.value(row))
@@ -216,11 +245,35 @@ class Steps:
         """For each of these rows (time, hit, weight): the vector of matches that begin with it or later, up to the last."""
         matrix = self.identity()
         found: list[Vector] = []
+        if self.plain:
+            for _, hit, _ in reversed(rows):
+                matrix = self.step(hit).before(matrix)
+                found.append(matrix[-1])
+            return found
         for _, hit, weight in reversed(rows):
             steps = [self.apply(unit, hit, weight)[0] for unit in self.identity()]
             matrix = [self.product(step, matrix) for step in steps]
             found.append(matrix[-1])
         return found
+
+
+def _sum(name: str, factors: Sequence[int]) -> str:
+    """Code for the sum of what is in a list, times these."""
+    told = [f"{name}[{i}]" if factor == 1 else f"{factor}*{name}[{i}]" for i, factor in enumerate(factors) if factor]
+    return " + ".join(told) or "0"
+
+
+def _rows(number: int, factors: Sequence[int]) -> str:
+    """Code for the sum of lists, times these; the list itself where nothing changes."""
+    used = [i for i, factor in enumerate(factors) if factor]
+    if used == [number] and factors[number] == 1:
+        return f"f[{number}]"
+    if not used:
+        return "[0] * len(f)"
+    names = ", ".join(f"v{i}" for i in used)
+    told = " + ".join(f"v{i}" if factors[i] == 1 else f"{factors[i]}*v{i}" for i in used)
+    lists = ", ".join(f"f[{i}]" for i in used)
+    return f"[{told} for {names} in {lists if len(used) == 1 else f'zip({lists})'}]"
 
 
 Kept = tuple[int, int, tuple[Any, ...]]  # a row: its time, its hit, its weights for each aggregate
@@ -274,6 +327,15 @@ class Counting:
         whole, products = [], []
         for number, step in enumerate(self.steps):
             product = kept.products[number]
+            if step.plain:
+                known = step.step(hit)
+                if known.whole is None:
+                    whole.append(0)
+                else:
+                    whole.append(known.whole(product[-1] if oldest is None else step.product(oldest[number], product)))
+                rows_of = product if self.size is not None else product[-1:]
+                products.append([known.after(vector) for vector in rows_of])
+                continue
             before = product[-1] if oldest is None else step.product(oldest[number], product)
             whole.append(step.apply(before, hit, weights[number])[1])
             if self.size is None:
