@@ -146,7 +146,7 @@ def _type(kind: str, code: Code, whole: str) -> ColumnType:
 class Step(NamedTuple):
     """What a row does that may be certain elements, where nothing but matches is counted: integers in generated code.
 
-    ``after``: of a vector; ``whole``: the complete matches, None if there are none; ``before``: of the product of what comes later.
+    ``after``: of a vector; ``whole``: the complete matches, None if there are none; ``before``: of the product of what is later.
     """
 
     after: Callable[[Vector], Vector]
