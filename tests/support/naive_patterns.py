@@ -41,6 +41,13 @@ class Found(NamedTuple):
 Sentence = tuple[Any, ...]  # of Take, and of frozensets of elements that must not come
 
 
+class TooMany(Exception):
+    """There are more ways to read the pattern than a test has time for."""
+
+
+MOST_READINGS = 5_000
+
+
 def sentences(tree: Tree, most: int) -> Iterator[Sentence]:
     """All ways to read it with at most so many rows."""
     match tree:
@@ -79,7 +86,9 @@ class Reading(NamedTuple):
 
 def readings(tree: Tree, most: int) -> list[Reading]:
     found = {}
-    for sentence in sentences(tree, most):
+    for count, sentence in enumerate(sentences(tree, most)):
+        if count > MOST_READINGS:
+            raise TooMany
         takes: list[Take] = []
         between: list[frozenset[tuple[str, str]]] = [frozenset()]
         for one in sentence:
