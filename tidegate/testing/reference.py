@@ -128,7 +128,7 @@ class Reference:
     def _input(self, unit: Unit, stream: str, planned: Planned) -> Batch | None:
         if unit.divided and stream in unit.inputs:
             return self._of_keys(stream, planned).get(planned.key)
-        if unit.either:
+        if unit.either and stream not in unit.awaited:
             return self._entered.get((stream, planned.entry))
         return self._batches.get((stream, planned.key, planned.batch_id))
 
