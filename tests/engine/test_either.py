@@ -311,7 +311,7 @@ def _answers_of_both_kinds(app: App) -> None:
 @pytest.mark.parametrize(
     ("app", "declare", "text"),
     [
-        (declared(), _nested, "two has inputs=either.* has to be the first.*; more does not come from it.*Take it out"),
+        (declared(), _nested, "three needs batches of the same id on c and more, but c is behind two"),
         (declared(), _nested_behind_another, "two has inputs=either.* has to be the first.*; a does not come from it"),
         (declared(), _with_a_border_stream, "three needs batches of the same id on c and a, but c is behind two"),
         (declared(), _behind_different_ones, "four needs batches of the same id on c and d.*d has its ids from three"),
