@@ -44,6 +44,8 @@ def counters(engine: Engine, driver: Driver, feeds: Feeds) -> dict[str, Any]:
         "capacity": engine.config.capacity,
         "unfinished": len(engine.scheduler.live) + len(engine.scheduler.parked),
         "halted": sorted({dataflow for dataflow, _ in list(engine.scheduler.halted)}),
+        "bottleneck": engine.watching.bottleneck(),
+        "procedures_busy": engine.watching.busy(),
         "running": [
             {
                 "procedure": txn.procedure,

@@ -63,7 +63,10 @@ function paint(now, before) {
     if (!node) continue;
     const speed = perSecond(now, before, "commits", procedure.unit);
     node.querySelector(".rate").textContent = speed == null ? "" : rate(speed);
+    const share = now.procedures_busy[name] ?? 0;
+    if (share > 0.01) node.querySelector(".rate").textContent += ` · ${Math.round(100 * Math.min(share, 1))} % busy`;
     node.classList.toggle("busy", speed > 0);
+    node.classList.toggle("hot", share > 0.5);
     node.classList.toggle("halted", halted.has(procedure.dataflow));
   }
   for (const edge of edges) {
@@ -74,6 +77,7 @@ function paint(now, before) {
 
 export function showFlow(now, before) {
   figures(now, before);
+  byId("bottleneck").textContent = now.bottleneck ?? "";
   if (!now.streams) return;
   if (nodes) paint(now, before);
   put("units", table([

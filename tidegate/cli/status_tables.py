@@ -94,6 +94,8 @@ def _headline(now: Facts, before: Facts | None, seconds: float) -> RenderableTyp
         _replica(now),
     )
     lines: list[RenderableType] = [told, _log(now["log"])]
+    if now["bottleneck"]:
+        lines.append(Text(now["bottleneck"], "yellow"))
     if now["merge_tries"]:
         tries, age = now["merge_tries"], now["last_merge_age_s"]
         why = f"MERGES FAIL: {tries} tries, the last success {age:,.0f} s ago; {now['last_merge_failure']}"

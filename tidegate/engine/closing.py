@@ -72,6 +72,7 @@ def close_engine(engine: Engine) -> None:
 def _close_now(engine: Engine) -> None:
     if engine.ticker is not None:
         engine.ticker.close()
+    engine.watching.close()
     close_ingestions(engine)
     engine.teller.drain()
     with engine.turn, engine.lock:
@@ -96,6 +97,7 @@ def abandon(engine: Engine) -> None:
     """Release everything as a crash would: no merge, nothing finished."""
     if engine.ticker is not None:
         engine.ticker.close()
+    engine.watching.close()
     close_ingestions(engine)
     engine.closed = True
     engine.executor.close()

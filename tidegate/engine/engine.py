@@ -46,6 +46,7 @@ from tidegate.engine.result import Result
 from tidegate.engine.system_views import Merge
 from tidegate.engine.ticking import Ticker
 from tidegate.engine.views import fill_views
+from tidegate.engine.watching import Watching, metrics
 from tidegate.errors import AccessError, EngineClosed, LogFailed, MergeFailed, unknown
 from tidegate.forking import own
 from tidegate.mutex import Rank, reentrant
@@ -139,6 +140,7 @@ class Engine:
         self.closed = False
         self.untune: Callable[[], None] = lambda: None
         self.ticker: Ticker | None = None
+        self.watching = Watching(self)
         self.directory = None if path is None else Directory(Path(path).expanduser())
         try:
             self._open(progress, [drop] if isinstance(drop, str) else list(drop))
@@ -463,6 +465,7 @@ class Engine:
         ``tidegate serve`` does this. What is running already is left alone.
         """
         self.check_open()
+        self.watching.start()
         if self.ticker is None and self.config.executor == "serial" and self.acceptance.needs_time:
             self.ticker = Ticker(self)
         return start_declared(self)
@@ -477,6 +480,13 @@ class Engine:
         """Raise unless there is such a stream: any can be followed durably."""
         if stream not in self.app.streams:
             raise unknown("subscribe", "stream", stream, self.app.streams)
+
+    def metrics(self) -> dict[str, Any]:
+        """Counts of what was done, and where the time goes: how busy each procedure is, hot keys, what waits for what, and the
+        ``bottleneck`` in a sentence (None: there is none). From the first call on, or :meth:`start`, a thread looks at that.
+        """
+        self.check_open()
+        return metrics(self)
 
     # ---- merging and closing
 

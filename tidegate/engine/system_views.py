@@ -228,6 +228,23 @@ def _deliveries(engine: Engine) -> Iterable[tuple[Any, ...]]:
         yield (name, subscription.stream, len(subscription), *facts)
 
 
+def _procedures(engine: Engine) -> Iterable[tuple[Any, ...]]:
+    """How often each procedure has run, how busy it is, and what its work waits for."""
+    busy, waits = engine.watching.busy(), engine.watching.waits_for()
+    commits, undone = engine.journal.commits, engine.journal.undone
+    for unit in (*engine.graph.units, *engine.graph.oltp.values()):
+        for member in unit.members:
+            if not member.internal:
+                counts = commits.get(unit.name, 0), undone.get(member.name, 0)
+                yield member.name, unit.name, unit.dataflow, *counts, busy.get(member.name, 0.0), waits.get(unit.name)
+
+
+def _hot_keys(engine: Engine) -> Iterable[tuple[Any, ...]]:
+    """The keys that most work is for, of each unit."""
+    for unit, key, share in engine.watching.hot_keys():
+        yield unit, _text(key), share
+
+
 def _subscriptions(engine: Engine) -> Iterable[tuple[Any, ...]]:
     """Who follows a stream under a name, and how far behind it is."""
     for name, s in engine.outbox.subscriptions.items():
@@ -382,6 +399,12 @@ VIEWS = {
             "error VARCHAR",
             _deliveries,
         ),
+        SystemView(
+            "procedures",
+            "procedure VARCHAR, unit VARCHAR, dataflow VARCHAR, committed BIGINT, undone BIGINT, busy DOUBLE, waits_for VARCHAR",
+            _procedures,
+        ),
+        SystemView("hot_keys", "unit VARCHAR, key VARCHAR, share DOUBLE", _hot_keys),
         SystemView(
             "subscriptions",
             "name VARCHAR, stream VARCHAR, next_offset BIGINT, lag BIGINT, lag_s DOUBLE, on_lag VARCHAR, "
