@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime as dt
 import errno
 import os
+import shutil
+import threading
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -421,3 +423,35 @@ def test_topics_in_memory() -> None:
         assert engine.outbox.topics.shared["tripled"].begin == 4
         assert values(engine.subscribe_durably("doubled", "late", start="earliest")) == [2 * n for n in range(1, 11)]
         assert values(reader.peek()) == [3 * n for n in range(5, 11)]
+
+
+def test_acknowledgements_are_of_batches_whatever_the_order_of_their_keys(tmp_path: Path) -> None:
+    """Keys commit in any order in threads; a replay without the files writes them in the order of their positions."""
+    app, gate = App("keys"), threading.Event()
+    app.stream("numbers", "n INTEGER", border=True, key="n")
+    app.stream("passed", "n INTEGER")
+
+    @app.procedure(inputs="numbers", outputs="passed")
+    def hand_on(txn: Any, numbers: Any) -> None:
+        if txn.key == 0:
+            gate.wait(60)
+        txn.emit("passed", list(numbers.rows))
+
+    with tidegate.open(app, tmp_path / "d", executor="threads", workers=2) as engine:
+        reader = engine.subscribe_durably("passed", "reader")
+        engine.push("numbers", [(0,)])
+        for n in (1, 2):
+            engine.push("numbers", [(n,)]).result()
+        reader.ack(reader.take(1))
+        gate.set()
+        engine.run_until_idle()
+        assert values(reader.peek()) == [2, 0]
+    assert verify(app, tmp_path / "d").differences == []
+    (tmp_path / "d" / "base.duckdb").unlink()
+    with tidegate.open(app, tmp_path / "d") as engine:
+        assert values(engine.subscribe_durably("passed", "reader").peek()) == [2, 0]
+        engine.abandon()
+    (tmp_path / "d" / "base.duckdb").unlink()
+    shutil.rmtree(tmp_path / "d" / "topics")
+    with tidegate.open(app, tmp_path / "d") as engine:
+        assert sorted(values(engine.subscribe_durably("passed", "reader"))) == [0, 2]

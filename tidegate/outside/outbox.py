@@ -303,11 +303,20 @@ class Outbox:
         subscription = self.subscriptions.get(record.subscription)
         if subscription is None:
             return
-        offsets = [at for told in record.batches if (at := _offset_told(subscription, *told)) is not None]
+        offsets = [at for told in record.batches if (at := self._offset_told(subscription, *told)) is not None]
         if record.refused is not None:
             for batch in subscription.at(offsets).values():
                 self.dead_letter(subscription.name, batch, record.refused, from_us(record.time_us))
         subscription.forget(offsets)
+
+    def _offset_told(
+        self, subscription: DurableSubscription, key: Any, batch_id: int, offset: int | None = None
+    ) -> int | None:
+        """The offset of what was acknowledged; a log from before there were offsets does not say it."""
+        key = from_json(key)
+        if offset is None:
+            return subscription.find(key, batch_id)
+        return self.topics.offset_of(subscription.topic, key, batch_id, offset)
 
     def apply_moved(self, record: Moved) -> None:
         subscription = self.subscriptions.get(record.subscription)
@@ -348,11 +357,6 @@ class Outbox:
                 subscription.told.restore(told)
             else:
                 subscription.told = None  # not kept from the start
-
-
-def _offset_told(subscription: DurableSubscription, key: Any, batch_id: int, offset: int | None = None) -> int | None:
-    """The offset that was acknowledged; a log from before there were offsets does not say it."""
-    return subscription.find(from_json(key), batch_id) if offset is None else offset
 
 
 def _not_kept(stream: Stream, start: Start) -> DeclarationError:

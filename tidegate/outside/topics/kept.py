@@ -38,6 +38,9 @@ class Topics:
         self._dropped: list[Topic] = []  # since the last checkpoint, which may still name them
         self._floors: dict[int, dict[str, int]] = {}  # LSN of a kept generation -> where topics ended then
         self._saving: dict[str, int] = {}
+        self._again: dict[
+            tuple[str, Any, int], int
+        ] = {}  # what this replay has emitted: topic, key, batch-id -> offset
 
     def __iter__(self) -> Any:
         return iter([*self.shared.values(), *self.private.values()])
@@ -143,7 +146,9 @@ class Topics:
     def append(self, topic: Topic, at: Position, time_us: int, batch: Batch) -> None:
         durable = self._engine.durable
         if durable is None:
-            topic.append(at, time_us, batch, 0, ALL)
+            offset = topic.append(at, time_us, batch, 0, ALL)
+            if offset is not None and not topic.ordered and self._place is not None:
+                self._again[topic.id, batch.key, batch.id] = offset
         else:
             topic.append(at, time_us, batch, durable.writer.appended, durable.writer.synced)
 
@@ -153,6 +158,12 @@ class Topics:
             topic = self._borders.get(batch.relation.name)
             if topic is not None and len(batch):
                 self.append(topic, position(number, 0), to_us(work.time), batch)
+
+    def offset_of(self, topic: Topic, key: Any, batch_id: int, offset: int) -> int:
+        """During a replay: where the batch is that was once at ``offset``. Without the files that it was in, a stream that
+        commits its keys in any order is written in another order.
+        """
+        return self._again.get((topic.id, key, batch_id), offset)
 
     @property
     def of_borders(self) -> bool:
@@ -203,6 +214,7 @@ class Topics:
     def replayed(self) -> list[str]:
         """The replay is over; returns what is to be told."""
         told = []
+        self._again.clear()
         for topic in self:
             lost = topic.replayed()
             if lost:

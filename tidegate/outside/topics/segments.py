@@ -67,6 +67,7 @@ class _Waiting(NamedTuple):
     segment: int
     byte: int
     frame: bytes
+    end: int  # everything below this offset is written when this is
 
 
 class Segments:
@@ -187,10 +188,10 @@ class Segments:
         frame = HEADER.pack(len(body), crc) + body
         if end.offset % INDEXED == 0 and end.segment in self._index:
             self._index[end.segment].append(end)
-        self._waiting.append(_Waiting(lsn, end.segment, end.byte, frame))
+        self._waiting.append(_Waiting(lsn, end.segment, end.byte, frame, end.offset + 1))
         self._taken_bytes += len(frame)
         self._end = Place(end.offset + 1, end.segment, end.byte + len(frame), crc)
-        if self._taken_bytes - self._written_bytes >= WRITTEN_AT and self._writing.acquire(blocking=False):
+        if self.unwritten >= WRITTEN_AT and self._writing.acquire(blocking=False):
             try:
                 self._write(ready)
             except OSError:
@@ -203,7 +204,7 @@ class Segments:
         body = msgspec.msgpack.encode(Header(FORMAT, self._topic, first, self._columns))
         chain = zlib.crc32(body)
         frame = HEADER.pack(len(body), chain) + body
-        self._waiting.append(_Waiting(lsn, first, 0, frame))
+        self._waiting.append(_Waiting(lsn, first, 0, frame, first))
         self._taken_bytes += len(frame)
         place = Place(first, first, len(frame), chain)
         self.columns[first], self._index[first] = self._columns, [place]
@@ -262,9 +263,9 @@ class Segments:
             handle = self._handle(segment)
             while written < len(data):
                 written += os.pwrite(handle, memoryview(data)[written:], byte + written)
-            for entry in run:
+            self.written = run[-1].end  # what an exception leaves below is written again, in the same place
+            for _ in run:
                 self._waiting.popleft()
-                self.written += entry.byte > 0  # the header of a segment is no entry
             self._written_bytes += len(data)
 
     def _handle(self, segment: int) -> int:
@@ -371,6 +372,11 @@ class Segments:
         return self.columns.setdefault(segment, self._columns)
 
     # ---- removing
+
+    @property
+    def unwritten(self) -> int:
+        """How many bytes wait to be written."""
+        return self._taken_bytes - self._written_bytes
 
     def sizes(self) -> dict[int, int]:
         """How much room each segment takes."""

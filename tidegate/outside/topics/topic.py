@@ -104,10 +104,12 @@ class Topic:
 
     # ---- appending
 
-    def append(self, position: Position, time_us: int, batch: Batch, lsn: int, ready: int) -> None:
-        """The batch commits. ``lsn``: how far the log must be on disk before that is certain; ``ready``: how far it is."""
+    def append(self, position: Position, time_us: int, batch: Batch, lsn: int, ready: int) -> int | None:
+        """The batch commits; returns its offset, None if it does not belong here. ``lsn``: how far the log must be on disk
+        before that is certain; ``ready``: how far it is.
+        """
         if sequence_of(position) <= self.since:
-            return
+            return None
         offset = self._ahead.pop((position, batch.key, batch.id), None) if self._ahead else None
         if offset is None:
             offset = self.end
@@ -118,6 +120,7 @@ class Topic:
                 self.end = offset + 1
         for follower in self.followers:
             follower.arrived(offset, position)
+        return offset
 
     def _remember(self, entry: Entry) -> None:
         recent = self._recent
@@ -291,7 +294,7 @@ class Topic:
     def bytes(self) -> int:
         """How much room it takes: in files, or about so much in memory."""
         if self.files is not None:
-            return sum(self.files.sizes().values())
+            return sum(self.files.sizes().values()) + self.files.unwritten
         return VALUE_BYTES * len(self.relation.columns) * self._recent_rows
 
 
