@@ -96,8 +96,9 @@ class Watching:
         reason, unit = execution.reason, execution.unit
         front = self._engine.scheduler.live.get(reason.behind) if reason.behind is not None else None
         item = None if reason.item is None else str(reason.item)
+        behind = None if front is None else front.unit.name
         stream = min(unit.ancestors, default=unit.name)  # where it came in
-        return Wait(unit.name, execution.key, reason.why, item, front and front.unit.name, stream, seconds)
+        return Wait(unit.name, execution.key, reason.why, item, behind, stream, seconds)
 
     # ---- what follows from it
 
