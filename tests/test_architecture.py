@@ -47,7 +47,7 @@ UPWARD = {"tidegate.directory": 1, "tidegate.outside": 9}
 OWN_MODULES = 14  # of tidegate/ itself: what is more belongs into a room
 
 FAN_OUT = 24  # modules of ours that one imports; a file is as long as its idea, and ruff bounds complexity
-WIDER = {"tidegate.engine.engine": 48}  # puts everything together
+WIDER = {"tidegate.engine.engine": 49}  # puts everything together
 
 # the clock reads the machine's time; the rest of the core gets time and chance from the transaction
 CLOCKS = {
