@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import datetime as dt
+import random
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,46 @@ def test_in_an_app_over_restarts_triggers_and_verify(tmp_path: Path) -> None:
         assert told == TOLD
         assert runs == [n for _, n, _ in TOLD]
         assert verify(sales(), path).same
+
+
+def looked_ahead() -> App:
+    app = App("ahead")
+    columns = "place BIGINT PRIMARY KEY, k INTEGER, starts BIGINT, n BIGINT, total BIGINT"
+    app.table(f"CREATE TABLE refined ({columns}, final BOOLEAN)")
+    app.table(f"CREATE TABLE unfilled ({columns})")
+    app.stream("s", "x BIGINT NOT NULL, k INTEGER NOT NULL", border=True)
+    summed = whole(lambda rows: [(len(rows), int(rows["x"].sum()))], "n BIGINT, total BIGINT")
+    early_and_late: dict[str, Any] = {"emit_every": 5, "late": "refire", "refire_for": 15}
+    each = window("s", time=20, slide=10, on="x", by="k", compute=summed, **early_and_late)
+    last = window("s", count=4, slide=2, partial=True, by="k", compute=summed)
+
+    @app.procedure(inputs="s", writes=["refined", "unfilled"], windows={"each": each, "last": last})
+    def keep(txn: Any, s: Any) -> None:
+        if any(row.x % 17 == 0 for row in s):
+            txn.abort("no")
+        for r in txn.window("each").results:
+            txn.insert("refined", (txn.count("refined") + 1, r.k, r.window_start, r.n, r.total, r.final))
+        for r in txn.window("last").results:
+            txn.insert("unfilled", (txn.count("unfilled") + 1, r.k, r.window_start, r.n, r.total))
+
+    return app
+
+
+@pytest.mark.parametrize("settings", [{"look_ahead": 3}, {"look_ahead": 8, "executor": "threads"}])
+def test_looking_ahead_changes_nothing(settings: dict[str, Any]) -> None:
+    chance = random.Random(7)
+    rows = [(max(0, 2 * i + chance.randint(-14, 2)), chance.randint(0, 2)) for i in range(150)]
+
+    def told(**settings: Any) -> list[Any]:
+        with tidegate.open(looked_ahead(), **settings) as engine:
+            engine.feed("s", rows, size=3)
+            engine.finish()
+            engine.run_until_idle()
+            return [engine.query(f"SELECT * FROM {name} ORDER BY place").rows for name in ("refined", "unfilled")]
+
+    plain = told()
+    assert all(plain)
+    assert told(backend="auto", **settings) == plain
 
 
 @pytest.mark.parametrize(
