@@ -21,6 +21,8 @@ from tidegate.dataflows.definitions import Procedure, Stream
 from tidegate.dataflows.reached import Part, Reached, digest_of
 from tidegate.storage.schema import Relation, TableSchema
 from tidegate.streams.windows.declare.declared import Declared
+from tidegate.streams.windows.declare.joins import JoinSpec
+from tidegate.streams.windows.declare.patterns import divided
 
 Fingerprint = dict[str, Any]
 """As JSON: ``digest`` stands for all of it; ``version``, ``python``, ``recovery``; ``tables``, ``streams``,
@@ -55,7 +57,9 @@ def _fingerprint(app: App) -> Fingerprint:
         "triggers": _triggers(app),
         "dataflows": _order(app),
         "procedures": {p.name: [_procedure(p), list(reached.reach(p.function)[1])] for p in written},
-        "windows": {f"{p.name}.{name}": _window(spec, reached) for p in written for name, spec in p.windows.items()},
+        "windows": {
+            f"{p.name}.{name}": _window(spec, reached, app) for p in written for name, spec in p.windows.items()
+        },
     }
     if app.views:
         found["views"] = {name: view.sql for name, view in app.views.items()}
@@ -118,9 +122,17 @@ def _procedure(procedure: Procedure) -> str:
     return ", ".join(told)
 
 
-def _window(spec: Declared, reached: Reached) -> list[Any]:
+def _window(spec: Declared, reached: Reached, app: App) -> list[Any]:
     text, uses = reached.reach(spec)
-    return [str(spec), digest_of(text), list(uses)]
+    return [str(spec) + divided_in(spec, app.streams), digest_of(text), list(uses)]
+
+
+def divided_in(spec: Declared, streams: Mapping[str, Stream]) -> str:
+    """How a window's function is divided, where its pattern decides that."""
+    if isinstance(spec, JoinSpec) or spec.compute is None:
+        return ""
+    how = divided(spec, streams[spec.stream].relation)
+    return how and f" {how}"
 
 
 def _triggers(app: App) -> dict[str, list[str]]:

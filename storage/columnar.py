@@ -21,7 +21,7 @@ others                 any values that are stored as they are converted, one by 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -85,6 +85,30 @@ def conform_columns(relation: Relation, given: Any) -> Given:
         return _checked(relation, table)
     except (_ByRows, pa.ArrowException):
         return relation.conform_all(_rows(relation, table))
+
+
+def pieces(relation: Relation, given: Any, size: int) -> Iterator[Any]:
+    """Something columnar, ``size`` rows at a time, for :func:`conform_columns`. A stream of record batches is read as needed."""
+    if isinstance(given, pa.Table) or hasattr(given, "itertuples") or not hasattr(given, "__arrow_c_stream__"):
+        table = _table(relation, given)
+        if not isinstance(table, pa.Table):
+            rows = list(table)
+            yield from (rows[low : low + size] for low in range(0, len(rows), size))
+            return
+        yield from (table.slice(low, size) for low in range(0, len(table), size))
+        return
+    reader = pa.RecordBatchReader.from_stream(given)
+    held: list[pa.RecordBatch] = []
+    waiting = 0
+    for batch in reader:
+        held.append(batch)
+        waiting += batch.num_rows
+        while waiting >= size:
+            table = pa.Table.from_batches(held)
+            yield table.slice(0, size)
+            held, waiting = table.slice(size).to_batches(), waiting - size
+    if waiting:
+        yield pa.Table.from_batches(held)
 
 
 def _table(relation: Relation, given: Any) -> pa.Table | Iterable[Any]:

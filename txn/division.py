@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from tidegate.txn.scheduler import Output
 
 
+KEYS = 10_000  # keys whose items are remembered
+
+
 class Division:
     """The part of the scheduler that knows of wholes.
 
@@ -51,6 +54,9 @@ class Division:
         self._later: list[Position] = []  # live executions that were placed after later ones; ascending
         # items of units that name no partition
         self._whole_tables: dict[str, tuple[tuple[Item, ...], tuple[Item, ...]]] = {}
+        self._of_keys: dict[
+            tuple[str, Any], tuple[tuple[Item, ...], tuple[Item, ...]]
+        ] = {}  # where only the key names them
 
     # ---- placing
 
@@ -189,6 +195,8 @@ class Division:
     def _items(self, unit: Unit, key: Any, partitions: Partitions) -> tuple[tuple[Item, ...], tuple[Item, ...]]:
         """What it reads and writes: tables, and the partitions that its key or, if they are given, rows or arguments name."""
         known = self._whole_tables.get(unit.name)
+        if known is None and not partitions:
+            known = self._of_keys.get((unit.name, key))
         if known is not None:
             return known
         reads: list[Item] = []
@@ -207,6 +215,10 @@ class Division:
                 items += [Item(table, (value,)) for value in partitions[table]]
         if not any(access.restricted for access in unit.access):
             self._whole_tables[unit.name] = tuple(reads), tuple(writes)
+        elif not partitions:
+            if len(self._of_keys) >= KEYS:
+                self._of_keys.clear()
+            self._of_keys[unit.name, key] = tuple(reads), tuple(writes)
         return tuple(reads), tuple(writes)
 
     def _take_place(self, execution: Execution, number: int) -> None:

@@ -28,6 +28,7 @@ from tidegate.streams.dividing import Divided, check_divisible, divide
 from tidegate.streams.emitted import Emitted
 from tidegate.streams.windows.evaluate.ahead import Ahead
 from tidegate.streams.windows.evaluate.backends import REFERENCE, Evaluation
+from tidegate.streams.windows.state.sharing import share
 from tidegate.txn.log.record import to_us
 from tidegate.txn.outcome import COMMITTED, PAUSED, Advanced, Outcome, Waits
 from tidegate.txn.passing import pass_on, slide_in_time, without_rows
@@ -60,6 +61,7 @@ class Runtime:
         self.database = database
         self.halfway = database.halfway
         self.programs = {p.name: Program(app, graph, p, database, evaluation) for p in app.procedures.values()}
+        share((f"{p.name}.{name}", plan) for p in self.programs.values() for name, plan in p.plans.items())
         self.timers = timers_of(app)
         views = tuple(app.maintained.values())
         units: Iterable[Unit] = [*graph.units, *graph.oltp.values()]

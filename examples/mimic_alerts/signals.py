@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,8 @@ ECG_STEP = 0.001  # mV
 MISSING = -32768
 PAP_PACKETS, PAP_SLIDE = 60, 5  # the window of the alert: one minute, every five seconds
 RAIL_MMHG = 90.0  # monitors clamp here
+RAIL, NEAR_RAIL = 9_000, 50  # in steps
+LOW, HIGH = 200, 12_000  # in steps: below 2 and above 120 mmHg there is no pressure
 PRESSURE = "ended_at TIMESTAMP, mean DOUBLE, spread DOUBLE, fault VARCHAR"
 
 
@@ -41,33 +44,44 @@ def unpack(packets: Sequence[bytes], step: float) -> Array:
 
 def pressure_pane(packets: Any) -> tuple[float, ...]:
     """Of some packets: first and last time; samples, valid ones, their sum, squares; on the rail, near 0, too high."""
-    samples = unpack(list(packets["mmhg"]), PRESSURE_STEP)
-    valid = samples[~np.isnan(samples)]
-    times = packets["taken_at"].astype("datetime64[us]").astype(np.int64)
+    whole = np.frombuffer(b"".join(packets["mmhg"].tolist()), "<i2")
+    if len(whole) and whole.min() == MISSING:
+        whole, sent = whole[whole != MISSING], len(whole)
+    else:
+        sent = len(whole)
+    lowest, highest = (int(whole.min()), int(whole.max())) if len(whole) else (LOW, LOW)
+    valid = whole.astype(np.int64)  # sums of whole steps are exact
+    times = packets["taken_at"].astype("datetime64[us]").view(np.int64)
     return (
         int(times.min()),
         int(times.max()),
-        len(samples),
+        sent,
         len(valid),
-        float(valid.sum()),
-        float((valid * valid).sum()),
-        int(np.count_nonzero(np.abs(valid - RAIL_MMHG) < 0.5)),
-        int(np.count_nonzero(valid < 2)),
-        int(np.count_nonzero(valid > 120)),
+        int(valid.sum()) * PRESSURE_STEP,
+        int(valid @ valid) * PRESSURE_STEP**2,
+        0 if highest <= RAIL - NEAR_RAIL else int(np.count_nonzero(np.abs(valid - RAIL) < NEAR_RAIL)),
+        0 if lowest >= LOW else int(np.count_nonzero(valid < LOW)),
+        0 if highest <= HIGH else int(np.count_nonzero(valid > HIGH)),
     )
 
 
 def pressure_window(panes: Sequence[tuple[float, ...]]) -> tuple[Any, ...]:
     """When it ended, mean, spread, and why it is not a valid measurement: as a whole, or because of one pane."""
-    first, last = int(min(pane[0] for pane in panes)), int(max(pane[1] for pane in panes))
-    whole = tuple(sum(pane[i] for pane in panes) for i in range(2, 9))
+    firsts, lasts, *counts = zip(*panes, strict=True)
+    first, last = int(min(firsts)), int(max(lasts))
+    whole = tuple(map(sum, counts))
     ended_at = dt.datetime(1970, 1, 1) + dt.timedelta(microseconds=last + 1_000_000)
-    faults = [found for pane in panes if (found := fault(pane[2:])) is not None]
-    why = fault(whole) or (faults[-1] if faults else None)
+    why = fault(whole) or next((found for pane in reversed(panes) if (found := pane_fault(pane)) is not None), None)
     if (last - first) / 1e6 + 1 > 1.1 * whole[0] / RATE_HZ:
         why = "signal lost"
     mean, spread = moments(whole)
     return ended_at, mean, spread, why
+
+
+@lru_cache(maxsize=10_000)
+def pane_fault(pane: tuple[float, ...]) -> str | None:
+    """Each pane is looked at by every window that holds it."""
+    return fault(pane[2:])
 
 
 def moments(counts: Sequence[float]) -> tuple[float | None, float | None]:

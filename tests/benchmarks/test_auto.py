@@ -29,5 +29,5 @@ def test_different_results_are_noticed() -> None:
         calls.append(1)
         return float(len(calls))
 
-    shape = replace(auto.SHAPES[0], function=counted, windows=20)
-    assert not auto.measure(shape, 1, 1.0, False, LocalBackend(only=HERE))[1]
+    shape = replace(auto.SHAPES[0], function=counted)
+    assert not auto.measure(shape, 1, 0.05, False, LocalBackend(only=HERE))[1]

@@ -239,6 +239,74 @@ def counted(spec: Any) -> App:
     return app
 
 
+def parts(extent: Any) -> list[int]:
+    return extent["n"].tolist()
+
+
+def told(panes: Any) -> str:
+    return "+".join(str(sum(pane)) for pane in panes)
+
+
+def divided(pattern: Any, edition: int = 1) -> App:
+    app = App("divided")
+    app.stream("numbers", "n INTEGER NOT NULL", border=True)
+    app.stream("sums", "told VARCHAR")
+    compute = w.decomposed(parts, told, "told VARCHAR")
+    spec = window("numbers", count=4, slide=2, compute=compute, pattern=pattern, edition=edition)
+
+    @app.procedure(inputs="numbers", outputs="sums", windows={"recent": spec})
+    def watch(txn: Transaction, numbers: Batch) -> None:
+        txn.emit("sums", [(row.told,) for row in txn.window("recent").results])
+
+    return app
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "found"),
+    [
+        (w.WindowMapReduce(2), w.WindowMapReduce(4), "5+6+7+8"),
+        (w.WindowMapReduce(2), w.WindowMapReduce(2, parts=4), "5+6+7+8"),
+        (None, w.WindowMapReduce(2), "11+15"),
+        (w.WindowFarm(2), w.Sequential(), "11+15"),
+        (w.Sequential(), w.WindowFarm(2), "11+15"),
+        (w.PaneFarm(2), w.WindowFarm(w.PaneFarm(2), workers=2), "26"),
+    ],
+    ids=repr,
+)
+def test_a_window_divided_in_another_way_is_another_window(before: Any, after: Any, found: str, tmp_path: Path) -> None:
+    with tidegate.open(divided(before), tmp_path) as engine:
+        engine.push("numbers", [(n,) for n in (1, 2, 3)])
+        engine.checkpoint()
+    with pytest.raises(RecoveryRefused, match=r"declared as .*edition=2"):
+        tidegate.open(divided(after), tmp_path)
+    with tidegate.open(divided(after, edition=2), tmp_path) as engine:
+        assert [change.verdict for change in engine.upgraded] == ["restarted"]
+        sums = engine.subscribe("sums")
+        engine.push("numbers", [(n,) for n in (5, 6, 7, 8)])
+        assert [row.told for batch in iter(sums.get, None) for row in batch] == [found]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (w.PaneFarm(2), w.PaneFarm(7)),
+        (None, w.Sequential()),
+        (w.WindowFarm(2), w.WindowFarm(3, active=True)),
+        (w.WindowMapReduce(2, parts=4), w.WindowMapReduce(4)),
+        (w.WindowFarm(w.PaneFarm(2), workers=2), w.WindowFarm(w.PaneFarm(5), workers=2)),
+    ],
+    ids=repr,
+)
+def test_other_workers_of_the_same_parts_change_nothing(before: Any, after: Any, tmp_path: Path) -> None:
+    with tidegate.open(divided(before), tmp_path) as engine:
+        engine.push("numbers", [(n,) for n in (1, 2, 3)])
+        engine.checkpoint()
+    with tidegate.open(divided(after), tmp_path) as engine:
+        assert not engine.upgraded
+        engine.push("numbers", [(4,)])
+        assert engine.query("SELECT fired FROM tidegate.windows").scalar() == 1
+
+
 @pytest.mark.parametrize(
     "after",
     [

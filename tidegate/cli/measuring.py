@@ -75,8 +75,8 @@ def apps(
 
 
 def auto(
-    rounds: Rounds = 3,
-    scale: Annotated[float, typer.Option(min=0.01, help="How many windows, as a multiple of the default.")] = 1.0,
+    rounds: Annotated[int, typer.Option(min=1, help="Stretches of the steady state; medians are reported.")] = 7,
+    scale: Annotated[float, typer.Option(min=0.01, help="How long it is fed, as a multiple of the default.")] = 1.0,
     spark: Annotated[bool, typer.Option("--spark", help="Also all of them on Spark, where installed.")] = False,
     as_json: Json = False,
 ) -> None:

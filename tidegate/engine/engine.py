@@ -248,8 +248,10 @@ class Engine:
 
         The fast way in: same checks, same order, same transactions as :meth:`push`. Keys that procedures declare in
         ``prefetch`` are fetched for many batches at a time. A row that is refused raises after the rows before it were
-        fed; the error's ``fed`` says how many. With a directory it returns when everything is on disk.
-        Raises FeedHalted when rows that it accepted wait behind a halt; it stops early if all would.
+        fed; the error's ``fed`` says how many. ``rows`` may also be columns, as in :meth:`push`: a table, a data frame, or
+        a stream of record batches (of a DuckDB relation, of Parquet files), which is read as it is fed. With a directory
+        it returns when everything is on disk. Raises FeedHalted when rows that it accepted wait behind a halt; it stops
+        early if all would.
         ``source``, ``offset``, ``after``: as in :meth:`push`; all rows are then accepted, with the offset, or none.
         """
         check_place(**place)

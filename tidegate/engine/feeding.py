@@ -23,7 +23,7 @@ from tidegate.engine.closing import stop_if_torn
 from tidegate.engine.fed import Fed, feed_halted, halted_behind, outcome_of
 from tidegate.engine.foreknown import Foreknown
 from tidegate.errors import DataError, FeedHalted, TidegateError
-from tidegate.storage.columnar import Given
+from tidegate.storage.columnar import Given, is_columnar, pieces
 from tidegate.streams.border import Border
 from tidegate.txn.entries import Rows
 from tidegate.txn.tally import Tally
@@ -35,6 +35,7 @@ log = logging.getLogger("tidegate")
 
 FEED_AHEAD = 250  # rows read ahead by feed(), whose keys are fetched together
 LOOK_AHEAD = 100_000  # rows in a chunk at most, where windows are evaluated ahead of their batches
+COLUMNS = 100_000  # rows of columns that are read and checked at a time
 
 
 class Feeding:
@@ -64,7 +65,7 @@ class Feeding:
             raise TidegateError(
                 f"feed({stream!r}, …): size is a positive whole number of rows, got {size!r}", stream=stream
             )
-        if isinstance(rows, (str, Mapping)) or not isinstance(rows, Iterable):
+        if isinstance(rows, (str, Mapping)) or not (isinstance(rows, Iterable) or is_columnar(rows)):
             raise DataError(
                 f"feed({stream!r}, rows) takes an iterable of rows, got {type(rows).__name__}", relation=stream
             )
@@ -188,7 +189,10 @@ class Chunks:
     def __init__(self, engine: Engine, border: Border, rows: Iterable[Any], size: int) -> None:
         self._engine = engine
         self._border = border
-        self._left = iter(rows)
+        self._columns = is_columnar(rows)
+        self._left: Iterator[Any] = (
+            pieces(border.relation, rows, max(COLUMNS // size, 1) * size) if self._columns else iter(rows)
+        )
         self._size = size
         self._prompt = True  # did the last chunk arrive within the time that results may take?
 
@@ -215,15 +219,15 @@ class Chunks:
                 ahead.withdraw(stream, chunk.parts)
 
     def _next(self) -> Chunk | None:
-        given = self._read()
-        if not given:
+        given = next(self._left, ()) if self._columns else self._read()
+        if not len(given):
             return None
         refused = None
         try:
             rows = self._border.check_rows(given)
         except DataError as error:
             refused = error
-            rows = self._leading_good(given)
+            rows = self._leading_good_columns(given) if is_columnar(given) else self._leading_good(list(given))
         return Chunk(rows, self._border.split_into(rows, self._size), refused)
 
     def _read(self) -> list[Any]:
@@ -250,3 +254,15 @@ class Chunks:
             except DataError:
                 break
         return tuple(good)
+
+    def _leading_good_columns(self, table: Any) -> Given:
+        """The most rows that are acceptable together: each row is or is not by itself."""
+        good: Given = ()
+        low, high = 0, len(table)
+        while high - low > 1:
+            middle = (low + high) // 2
+            try:
+                good, low = self._border.check_rows(table.slice(0, middle)), middle
+            except DataError:
+                high = middle
+        return good

@@ -87,6 +87,11 @@ class Function:
     decomposable = False
     by: tuple[str, ...] = ()
 
+    @property
+    def panes_are(self) -> Any:
+        """Functions for which this is equal need the same of a pane."""
+        return self
+
     def returns(self, relation: Relation) -> tuple[Column, ...]:
         """The columns of its results."""
         raise NotImplementedError
@@ -124,6 +129,10 @@ class Aggregates(Function):
                 )
         self.named = dict(named)
         self.by = by
+
+    @property
+    def panes_are(self) -> Any:
+        return tuple((type(aggregate), repr(aggregate)) for aggregate in self.named.values())
 
     def __repr__(self) -> str:
         return ", ".join(f"{aggregate!r} AS {name}" for name, aggregate in self.named.items())
@@ -195,6 +204,10 @@ class Decomposed(Written):
         super().__init__(returns, columns)
         self._pane = pane
         self._combine = combine
+
+    @property
+    def panes_are(self) -> Any:
+        return self._pane
 
     def __repr__(self) -> str:
         names = [getattr(f, "__name__", str(f)) for f in (self._pane, self._combine)]

@@ -10,13 +10,21 @@ pattern                  what one worker does                                   
 ``WindowFarm(n)``        whole windows                                                          nothing
 ``PaneFarm(n)``          panes of gcd(W, S), then windows from pane results: what windows       F decomposable, kind
                          share is worked out once                                               with panes
-``WindowMapReduce(n)``   its part of every window; the parts are combined                       F decomposable
+``WindowMapReduce(n)``   its part of every window, n parts of as many rows each, whatever gcd    F decomposable
+                         (W, S) is; the parts are combined
 =======================  =====================================================================  =====================
 
 ``KeyFarm`` and ``WindowFarm`` can have a ``PaneFarm`` or a ``WindowMapReduce`` in the place of each worker:
-``KeyFarm(PaneFarm(workers=2), workers=3)`` has 3 × 2 workers. Workers are *agnostic*: any free worker gets whole
-extents. With ``active=True`` a row is assigned to its worker on arrival (by key, or window number modulo n), which
-works only for kinds where a row's windows are known on arrival.
+``KeyFarm(PaneFarm(workers=2), workers=3)`` has 3 × 2 workers. In ``WindowFarm(PaneFarm(…), workers=n)`` replica r has the
+windows r, r + n, r + 2n, …, which slide by n·S: its panes are of gcd(W, n·S), larger, and each replica has its own.
+
+Results are the same under each pattern, wherever and with however many workers it runs, except for what a declaration says
+of how F is divided: ``parts`` of a WindowMapReduce (as many as workers, if not given), and replicas of pane farms.
+Sums of floating-point numbers in other parts may differ in their last bits. So these are part of what the window is, and
+changing them in a directory is an upgrade (:func:`divided`).
+
+Workers are *agnostic*: any free worker gets whole extents. With ``active=True`` who evaluates a window is fixed in advance
+(by key, or window number modulo n), which works only for kinds where a row's windows are known on arrival.
 
 Workers may be threads or processes, so a function must depend on its window alone, and must not change it.
 """
@@ -27,10 +35,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tidegate.errors import DeclarationError
+from tidegate.storage.schema import Relation
+from tidegate.streams.windows.declare.functions import Aggregates, Function
 from tidegate.streams.windows.declare.kinds import CONTEXT_FREE
 
 if TYPE_CHECKING:
-    from tidegate.streams.windows.declare.functions import Function
     from tidegate.streams.windows.declare.kinds import WindowSpec
 
 
@@ -87,9 +96,31 @@ class PaneFarm(_Inner):
     """Panes in parallel, then windows from the results of their panes."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class WindowMapReduce(_Inner):
-    """The parts of each window in parallel, then one result from them."""
+    """The parts of each window in parallel, then one result from them.
+
+    ``parts``: how many a window has; the default is one for each worker.
+
+    >>> WindowMapReduce(2), WindowMapReduce(2, parts=8)
+    (WindowMapReduce(workers=2), WindowMapReduce(workers=2, parts=8))
+    """
+
+    parts: Any = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.parts is None:
+            object.__setattr__(self, "parts", self.workers)
+        if not isinstance(self.parts, int) or isinstance(self.parts, bool) or self.parts < self.workers:
+            raise DeclarationError(
+                f"WindowMapReduce: parts must be a whole number, one for each of the {self.workers} workers at least, got "
+                f"{self.parts!r}"
+            )
+
+    def __repr__(self) -> str:
+        told = "" if self.parts == self.workers else f", parts={self.parts}"
+        return f"WindowMapReduce(workers={self.workers}{told})"
 
 
 @dataclass(frozen=True, repr=False)
@@ -149,6 +180,49 @@ def _positive(pattern: Pattern, workers: Any) -> None:
 def has_panes(spec: WindowSpec) -> bool:
     """Are the windows made of panes that are known in advance?"""
     return spec.kind in CONTEXT_FREE and not spec.refines
+
+
+def farms_of_panes(pattern: Pattern | None, spec: WindowSpec) -> int:
+    """How many replicas have panes of their own. Those of a landmark window are the same for all: they end at every slide; and so
+    are those of ``partial`` windows, which may end anywhere.
+    """
+    of_panes = isinstance(pattern, WindowFarm) and isinstance(pattern.inner, PaneFarm)
+    return pattern.replicas if pattern is not None and of_panes and spec.kind != "landmark" and not spec.partial else 1
+
+
+def as_numbers(spec: WindowSpec, relation: Relation) -> bool:
+    """Are a few numbers per pane enough, whatever the pattern?"""
+    function = spec.compute
+    return (
+        isinstance(function, Aggregates)
+        and has_panes(spec)
+        and all(aggregate.fields(relation) is not None for aggregate in function.named.values())
+    )
+
+
+def divided(spec: WindowSpec, relation: Relation) -> str:
+    """What the declared pattern decides besides who does the work: how the function is divided, and what is kept for it.
+
+    >>> from tidegate.storage.schema import Column
+    >>> from tidegate.storage.types import column_type
+    >>> from tidegate.streams.windows import window
+    >>> from tidegate.streams.windows.declare.functions import Decomposed
+    >>> relation, compute = Relation("s", (Column("x", column_type("BIGINT")),)), Decomposed(len, sum, "n BIGINT")
+    >>> [divided(window("s", count=6, slide=2, compute=compute, pattern=p), relation) for p in (
+    ...     None, PaneFarm(2), PaneFarm(4), WindowFarm(2), WindowMapReduce(2, parts=4), WindowFarm(PaneFarm(2), workers=3))]
+    ['', '', '', 'kept as rows', 'in 4 parts', 'in panes of 3 farms']
+    """
+    pattern = spec.pattern
+    if pattern is None or spec.compute is None or not spec.compute.decomposable or as_numbers(spec, relation):
+        return ""
+    if isinstance(pattern.core, WindowMapReduce):
+        return f"in {pattern.core.parts} parts"
+    if not has_panes(spec):
+        return ""
+    if isinstance(pattern.core, (PaneFarm, Sequential)):
+        farms = farms_of_panes(pattern, spec)
+        return f"in panes of {farms} farms" if farms > 1 else ""
+    return "kept as rows"
 
 
 def default_pattern(spec: WindowSpec, function: Function, workers: int) -> Pattern:

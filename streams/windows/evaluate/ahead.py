@@ -15,7 +15,16 @@ from itertools import islice, takewhile
 from typing import Any
 
 from tidegate.mutex import Flag
-from tidegate.streams.windows.evaluate.foresight import Answered, Chain, Coming, Depth, Step, evaluate
+from tidegate.streams.windows.evaluate.foresight import (
+    ENOUGH_HERE_S,
+    ENOUGH_S,
+    Answered,
+    Chain,
+    Coming,
+    Depth,
+    Step,
+    evaluate,
+)
 from tidegate.streams.windows.evaluate.gauge import Gauge
 from tidegate.streams.windows.evaluate.local import THREADS_PAY_S
 from tidegate.streams.windows.evaluate.plan import Plan
@@ -25,6 +34,7 @@ log = logging.getLogger("tidegate.windows")
 
 PASSED = 100  # batches that can't be looked ahead to, before the search for one that can is given up
 GROUPS = 2  # groups evaluated in the background at a time
+GLANCE = 32  # batches until it can be said that looking ahead is hopeless
 TARGET_S = 1.0  # how long the first of several batches may wait for the results of all, by default
 
 _background: list[ThreadPoolExecutor] = []
@@ -74,6 +84,7 @@ class LookAhead:
         self.in_flight = 0
         self.ended_s = 0.0  # when the last evaluation ended
         self.evaluations = self.foreseen = self.used = self.voided = 0
+        self.second_s: float | None = None  # what the second state's slide takes for a batch, at best
         self.hindrance: str | None = None  # why look-ahead from a state is impossible, if it was
 
     def attach(self, key: Any, state: WindowState) -> ForeseenState:
@@ -94,6 +105,15 @@ class LookAhead:
         with self.lock:
             self._go_on()
 
+    def announce(self, parts: Iterable[tuple[Any, Any]]) -> None:
+        """These batches, by key, will come after all those announced before."""
+        if self.gauge is not None:
+            with self.lock:
+                self.gauge.announced()
+        for key, rows in parts:
+            self.coming(key, rows, 0)
+        self.go_on()
+
     def withdraw(self, keys: Mapping[int, Any]) -> None:
         """Announced batches will not come; given by the identity of their rows, with their keys."""
         with self.lock:
@@ -110,9 +130,10 @@ class LookAhead:
         """The slide of the real state, with results evaluated ahead, before or now. A watermark is not foreseen: when the
         slide by it commits, what was computed ahead is void.
         """
-        if self.gauge is not None and mark is None:
-            with self.lock:
-                self.gauge.slid(len(rows), len(self.pending) + len(self.chained) > 1)
+        if self.gauge is not None and mark is None and self._in_its_turn(self.gauge, key, rows):
+            state.plan = self.plan
+            return state.slide(rows, now_us)
+        state.plan = answered
         step = self._step(key, state, rows, now_us if self.timed else 0) if mark is None else None
         answered.step = step
         try:
@@ -122,6 +143,17 @@ class LookAhead:
         commit = slide._commit
         slide._commit = lambda: self._committed(key, step, commit)
         return slide
+
+    def _in_its_turn(self, gauge: Gauge, key: Any, rows: Any) -> bool:
+        """Is this slide, which begins now, one without any look-ahead?"""
+        with self.lock:
+            left = len(self.chained)
+            gauge.slid(len(rows), len(self.pending) + left > 1, self.evaluations, left)
+            if left or gauge.ahead:
+                return False
+            self._skip_to(key, rows)
+            self.chains.pop(key, None)  # its shadow will not be the state
+            return True
 
     def _step(self, key: Any, state: Any, rows: Any, now_us: int) -> Step | None:
         """The step with the answers for this slide; None: it is evaluated on its own."""
@@ -153,12 +185,7 @@ class LookAhead:
         chain = self.chains.setdefault(key, Chain())
         if chain.steps:  # the state does not develop as was assumed
             self._void(chain)
-        mine = self.pending.get(id(rows))
-        if mine is not None:
-            last = mine.number
-            until = takewhile(lambda item: item[1].number <= last, self.pending.items())
-            for identity in [i for i, c in until if c.key == key]:
-                del self.pending[identity]  # those before it were skipped: aborted, dead letters, withdrawn
+        mine = self._skip_to(key, rows)
         if not self._looks:
             del self.chains[key]  # its shadow will not be the state
             return None
@@ -168,6 +195,18 @@ class LookAhead:
         if (chain.shadow is None and not self._copied(chain, state)) or not self._foresee(mine, steps):
             return None
         return self._gathered(steps)
+
+    def _skip_to(self, key: Any, rows: Any) -> Coming | None:
+        """This batch is no longer pending, nor are those of its key before it, which were skipped: aborted, dead letters,
+        withdrawn. The lock is held.
+        """
+        mine = self.pending.get(id(rows))
+        if mine is not None:
+            last = mine.number
+            until = takewhile(lambda item: item[1].number <= last, self.pending.items())
+            for identity in [i for i, c in until if c.key == key]:
+                del self.pending[identity]
+        return mine
 
     def _copied(self, chain: Chain, state: Any) -> bool:
         shadow = self.opened()
@@ -189,6 +228,7 @@ class LookAhead:
         asking = sum(step.asks for step in steps)
         passed: set[Any] = set()
         vain = 0
+        began, had = self.timer(), len(steps)
         for coming in list(islice(self.pending.values(), limit + PASSED)):
             key = coming.key
             if asking >= wanted or len(steps) >= limit or vain >= PASSED:
@@ -201,6 +241,9 @@ class LookAhead:
                 asking += steps[-1].asks
             else:
                 passed.add(key)
+        if len(steps) - had >= 2:
+            taken = (self.timer() - began) / (len(steps) - had)
+            self.second_s = taken if self.second_s is None else min(self.second_s, taken)
         for step in steps:
             step.ready = not step.asks
         self.foreseen += len(steps) - asking
@@ -241,9 +284,20 @@ class LookAhead:
         if back:
             self.pending = dict(sorted(self.pending.items(), key=lambda item: item[1].number))
 
-    def _hopeless(self, batches: int) -> bool:
-        """Do even as many batches as may be looked ahead to have less work than pays anywhere else?"""
-        return self.plan.work_s / batches * self.depth.limit < 2 * THREADS_PAY_S
+    def _hopeless(self) -> bool:
+        """Is all that looking ahead could save, the evaluation of a batch, no more than the slide of a second state that it
+        costs? Or do even as many batches as may be looked ahead to have less work than pays anywhere else?
+        """
+        batches = self.numbered - len(self.pending)
+        if batches < GLANCE:
+            return False
+        work_s = self.plan.work_s / batches
+        return work_s <= (self.second_s or 0.0) or work_s * self.depth.limit < 2 * THREADS_PAY_S
+
+    @property
+    def soon(self) -> int:
+        """How many batches it is worth knowing in advance."""
+        return self.depth.soon if self._looks else 2
 
     @property
     def _looks(self) -> bool:
@@ -256,7 +310,9 @@ class LookAhead:
         try:
             evaluate(self.plan, group.steps)
             ended = self.timer()
-            self.depth.took(len(group.steps), ended - max(began, self.ended_s))  # it waited for the previous one to end
+            enough = ENOUGH_S if self.plan.goes_far else ENOUGH_HERE_S
+            # it waited for the previous one to end
+            self.depth.took(len(group.steps), ended - max(began, self.ended_s), enough)
             self.ended_s = ended
             self.evaluations += 1
             self.foreseen += len(group.steps)
@@ -347,9 +403,7 @@ class Ahead:
         """These batches will wait for their turn, after those that wait now. Ignored where arrival time matters."""
         for ahead in self.by_stream.get(stream, ()):
             if not ahead.timed:
-                for key, rows in parts:
-                    ahead.coming(key, rows, 0)
-                ahead.go_on()
+                ahead.announce(parts)
 
     def withdraw(self, stream: str, parts: Iterable[tuple[Any, Any]]) -> None:
         """Some announced batches will not come."""
@@ -358,7 +412,7 @@ class Ahead:
 
     def wanted(self, stream: str) -> int:
         """How many batches of this stream it is worth knowing in advance; 0: none."""
-        return max((ahead.depth.soon for ahead in self.by_stream.get(stream, ())), default=0)
+        return max((ahead.soon for ahead in self.by_stream.get(stream, ())), default=0)
 
     def target_s(self, stream: str) -> float:
         """How long it is worth waiting for more of them."""

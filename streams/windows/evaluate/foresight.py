@@ -141,6 +141,7 @@ class Chain:
         """Look ahead from ``shadow``, which equals the state."""
         assert not self.steps
         shadow.plan = shadow.results = self.recorder
+        shadow.sharing = None
         self.shadow = shadow
 
     def foresee(self, coming: Coming) -> Step:
@@ -188,6 +189,7 @@ def _kept(part: Any) -> Any:
 
 
 ENOUGH_S = 1.0  # an evaluation this long makes the cost of starting one small; longer ones delay transactions
+ENOUGH_HERE_S = 0.1  # the same on this machine, where starting one costs next to nothing
 GROWTH = 16  # times as many as before, at most: what a few took, with overhead, overestimates many
 
 
@@ -214,11 +216,11 @@ class Depth:
         """How many it is worth knowing in advance: enough for two evaluations, even if the next ones may be larger."""
         return 2 * min(self.limit, 4 * self.now)
 
-    def took(self, batches: int, seconds: float) -> None:
-        """This many batches were evaluated together in this many seconds."""
+    def took(self, batches: int, seconds: float, enough_s: float = ENOUGH_S) -> None:
+        """This many batches were evaluated together in this many seconds. ``enough_s``: longer evaluations gain nothing."""
         fits = max(1, int(batches * self.target_s / max(seconds, 1e-9)))
         if fits < self.now and fits < batches:
             self.now = fits
         else:
-            enough = int(batches * min(self.target_s / 2, ENOUGH_S) / max(seconds, 1e-9))
+            enough = int(batches * min(self.target_s / 2, enough_s) / max(seconds, 1e-9))
             self.now = min(self.limit, GROWTH * self.now, max(enough, self.now))

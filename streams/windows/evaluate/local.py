@@ -20,6 +20,7 @@ from tidegate.streams.windows.evaluate.tasks import Outcome, Task, Work, carry_o
 log = logging.getLogger("tidegate.windows")
 
 HERE, THREADS, PROCESSES = "this process", "threads", "processes"
+ON_THIS_MACHINE = (HERE, THREADS, PROCESSES)
 START_S = 1.0  # processor time until a worker process is ready
 THREADS_PAY_S = 0.003  # work in one evaluation from which threads, and processes, can pay off
 PROCESSES_PAY_S = 0.025

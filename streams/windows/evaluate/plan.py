@@ -28,15 +28,18 @@ from tidegate.streams.windows.declare.patterns import (
     Sequential,
     WindowFarm,
     WindowMapReduce,
+    as_numbers,
     check,
     default_pattern,
+    farms_of_panes,
     has_panes,
 )
 from tidegate.streams.windows.evaluate.choosing import ALONE, LITTLE, LITTLE_S, Decision, Meter, count, many, time
-from tidegate.streams.windows.evaluate.local import HERE, Backend, LocalBackend
+from tidegate.streams.windows.evaluate.local import HERE, ON_THIS_MACHINE, Backend, LocalBackend
 from tidegate.streams.windows.evaluate.picture import Picture, Stage, as_svg, as_text
 from tidegate.streams.windows.evaluate.tasks import PART_ROWS, Operation, Outcome, Task, Work, carry_out
 from tidegate.streams.windows.state.saving import unstorable
+from tidegate.streams.windows.state.sharing import Sharing
 
 PROBE = 2  # items evaluated here to learn what one costs
 
@@ -80,27 +83,36 @@ class Plan:
         self.backend: Backend = backend or shared_backend()
         self.pattern: Pattern = spec.pattern or default_pattern(spec, spec.compute, self.backend.replicas)
         check(self.pattern, spec, self.function, keyed)
+        core = self.pattern.core
+        self.farms = farms_of_panes(spec.pattern, spec)
+        self.parts: int | None = core.parts if isinstance(core, WindowMapReduce) else None
         self.pane = None
         if has_panes(spec):
-            self.pane = spec.slide if spec.kind == "landmark" else gcd(spec.size, spec.slide)
+            self.pane = spec.slide if spec.kind == "landmark" else gcd(spec.size, self.farms * spec.slide)
         by_rows = spec.kind == "count" or (spec.kind == "landmark" and not spec.by_time)
-        self.work = Work(self.function, relation, self.pane, by_rows, spec.on, spec.scale)
-        core = self.pattern.core
+        self.work = Work(self.function, relation, self.pane, by_rows, spec.on, spec.scale, self.parts)
         self.by_pane = isinstance(core, PaneFarm) or (
             isinstance(core, Sequential) and self.function.decomposable and self.pane is not None
         )
-        self.vectorised = (
-            isinstance(self.function, Aggregates)
-            and self.pane is not None
-            and all(aggregate.fields(relation) is not None for aggregate in self.function.named.values())
-        )
+        self.vectorised = as_numbers(spec, relation)
         self.timer = timer or SystemClock().monotonic
         self.work_s = (
             0.0  # what everything evaluated so far would have taken in this process, at the cost measured then
         )
         self.meters: dict[Operation, Meter] = {}
         self.decisions: dict[Operation, Decision] = {}
+        self.sharing: Sharing | None = None  # with windows that have the same panes
         self.ahead: object = None  # how far it is evaluated ahead of its batches, in words
+
+    @property
+    def panes_are(self) -> tuple[Any, ...]:
+        """What decides what is kept of its panes: the same for windows that may share them."""
+        spec = self.spec
+        return (
+            spec.stream, spec.kind, spec.size, spec.slide, spec.on, spec.by, spec.timed, spec.delay, spec.late, spec.source,
+            spec.idle_us, spec.scale, spec.partial, self.farms, tuple(self.function.columns(self.work.relation)),
+            self.function.panes_are,
+        )  # fmt: skip
 
     # ---- what window states request
 
@@ -238,6 +250,11 @@ class Plan:
             error.add_note(what)
         return error
 
+    @property
+    def goes_far(self) -> bool:
+        """Was anything evaluated last on something other than this machine's threads and processes?"""
+        return any(decision.way not in ON_THIS_MACHINE for decision in self.decisions.values())
+
     def ready(self) -> int:
         """How many ways could evaluate now."""
         return sum(way.why_not is None and not way.starts_in for way in self.backend.ways(self.work))
@@ -312,6 +329,8 @@ class Plan:
         if self.ahead is not None:
             told.append(f"ahead     {self.ahead}")
         told.append(f"panes     {self._panes()}")
+        if self.sharing is not None:
+            told.append(f"shared    {self.sharing}")
         for operation, decision in self.decisions.items():
             meter, each = self.meters[operation], self.meters[operation].cost(HERE)
             reason = decision.reason
@@ -342,9 +361,8 @@ class Plan:
         elif isinstance(pattern, WindowFarm):
             how = f", window w to w mod {pattern.workers}" if pattern.active else ", to any free worker"
         if isinstance(core, WindowMapReduce):
-            parts = f"panes of {pane}" if self.pane else f"parts of {PART_ROWS:,} rows"
             stages = [
-                self._stage("map", "pane", f"each window in {parts}{how}"),
+                self._stage("map", "pane", f"each window in {core.parts:,} parts{how}"),
                 self._stage("reduce", "combine", "the parts of each window"),
             ]
         elif self.by_pane:
@@ -359,8 +377,8 @@ class Plan:
         else:
             stages = [self._stage("windows", "whole", f"whole windows{how}")]
         overlap = None
-        if self.pane is not None and self.spec.kind != "landmark":
-            overlap = (self.spec.size // self.pane, self.spec.slide // self.pane)
+        if self.pane is not None and self.parts is None and self.spec.kind != "landmark":
+            overlap = (self.spec.size // self.pane, self.farms * self.spec.slide // self.pane)
         return Picture(
             self._pattern(), f"{self.spec} · panes: {self._panes()}", self.spec.stream, tuple(stages), overlap
         )
@@ -382,17 +400,21 @@ class Plan:
 
     def _panes(self) -> str:
         spec = self.spec
+        if self.parts is not None:
+            return f"none: each window in {self.parts:,} parts of as many rows each"
         if self.pane is None:
             parts = f"; parts of {PART_ROWS:,} rows" if self.function.decomposable else ""
             if spec.refines:
                 return f"none: a window fires several times{parts}"
             return f"none: rows decide where a {spec.kind.replace('_', '-')} window begins{parts}"
-        n, step = spec.size // self.pane, spec.slide // self.pane
+        n, step = spec.size // self.pane, self.farms * spec.slide // self.pane
+        slide = ("" if self.farms == 1 else f"{self.farms} × ") + self._length(spec.slide)
+        own = "" if self.farms == 1 else f"; panes of its own for each of the {self.farms} replicas"
         if spec.kind == "landmark":
             return f"{self._length(self.pane)}, up to {n:,} for each window"
         unit = self._length(self.pane)
         return (
-            f"gcd({self._length(spec.size)}, {self._length(spec.slide)}) = {unit}: {n:,} for each window, slide {step:,}"
+            f"gcd({self._length(spec.size)}, {slide}) = {unit}: {n:,} for each window, slide {step:,}{own}"
             f"{'' if self.function.decomposable else f'; not used, {self.function!r} takes whole windows'}"
         )
 

@@ -11,6 +11,7 @@ import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Literal
 
 from tidegate.storage.schema import Relation
@@ -28,7 +29,9 @@ PART_ROWS = 1_024  # a decomposable function gets a window without panes in part
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """What is done to windows of one kind. ``pane``: the length of its panes, in rows (``by_rows``) or along ``on``."""
+    """What is done to windows of one kind. ``pane``: the length of its panes, in rows (``by_rows``) or along ``on``. ``parts``:
+    how many a window is divided into, if that is declared.
+    """
 
     function: Function
     relation: Relation
@@ -36,11 +39,13 @@ class Work:
     by_rows: bool = True
     on: str | None = None
     scale: Scale | None = None
+    parts: int | None = None
 
     @cached_property
     def packed(self) -> bytes:
         """For another process. A function that is not in a module is sent as code, with cloudpickle."""
-        facts = (self.function, self.relation.name, self.relation.columns, self.pane, self.by_rows, self.on, self.scale)
+        panes = (self.pane, self.by_rows, self.on, self.scale, self.parts)
+        facts = (self.function, self.relation.name, self.relation.columns, *panes)
         try:
             from cloudpickle import dumps  # type: ignore[import-untyped,import-not-found,unused-ignore]
         except ImportError:
@@ -54,7 +59,13 @@ class Work:
         return Work(function, Relation(name, columns), *panes)
 
     def panes(self, extent: Extent) -> list[Extent]:
-        """The panes of a window that have rows. Without panes: parts of :data:`PART_ROWS` rows, whatever the pattern."""
+        """What a window is divided into: its declared number of parts, or its panes that have rows, or, if it has none, parts of
+        :data:`PART_ROWS` rows.
+        """
+        if self.parts is not None:
+            places = [len(extent) * i // self.parts for i in range(self.parts + 1)]
+            parts = [(i, low, high) for i, (low, high) in enumerate(pairwise(places)) if high > low]
+            return [Extent(i, extent.key, extent.start, extent.end, extent.columns.slice(*at)) for i, *at in parts]
         cuts = extent.cuts or range(0, len(extent), PART_ROWS)
         bounds = zip(cuts, [*cuts[1:], len(extent)], strict=True)
         return [self._part(extent, i, low, high) for i, (low, high) in enumerate(bounds) if high > low]
@@ -88,7 +99,7 @@ class Work:
         return function.whole(item)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Task:
     """An operation on some items: extents, or for ``combine`` the results of each window's panes.
 
@@ -101,7 +112,7 @@ class Task:
     worker: int | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Outcome:
     """Results of a task's items up to the first that raised, and what it raised."""
 

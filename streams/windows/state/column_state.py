@@ -88,23 +88,35 @@ class ColumnState(ABC):
             slide = self._few(rows.rows if type(rows) is ColumnRows else rows, now_us)
             if slide is not None:
                 return slide
-        columns = rows if isinstance(rows, Columns) else Columns.of_rows(self.relation, rows, self.names)
-        step = None if self.time is None else self.time.step(columns, now_us, mark)
-        if step is not None and self.spec.scale is not None:
-            step.times = self.spec.scale.places(step.times)
+        columns = self._columns(rows)
+        step = self._step(columns, now_us, mark)
         taken = self._take(columns if step is None else step.columns, step)
         if self.since is not None:
             taken = self._whole(taken, self.since)
-        late = _late_rows(rows, step)
         last = self._at_end(columns, now_us) if mark == END and self.spec.partial else Taken(_nothing, 0)
         if last.fired:
             taken = self._together(taken, last)
+        return self._slide(rows, step, taken, counts=mark is None or len(columns) > 0)
+
+    def _columns(self, rows: Any) -> Columns:
+        return rows if isinstance(rows, Columns) else Columns.of_rows(self.relation, rows, self.names)
+
+    def _step(self, columns: Columns, now_us: int, mark: int | None) -> Step | None:
+        """What they do to event time; with the rows' places on the scale of the windows."""
+        step = None if self.time is None else self.time.step(columns, now_us, mark)
+        if step is not None and self.spec.scale is not None:
+            step.times = self.spec.scale.places(step.times)
+        return step
+
+    def _slide(self, rows: Any, step: Step | None, taken: Taken, counts: bool) -> Slide:
+        """What was worked out, to be committed. ``counts``: is it a batch, and not only a watermark?"""
+        late = _late_rows(rows, step)
 
         def commit() -> None:
             taken.store()
             if step is not None and self.time is not None:
                 step.commit(self.time)
-            self.batches += mark is None or len(columns) > 0
+            self.batches += counts
             self.fired += taken.fired
             self.note_late(late)
             if self.since is not None and step is not None and step.watermark >= self._first_end():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tidegate.dataflows.definitions import Stream
+from tidegate.dataflows.fingerprint import divided_in
 from tidegate.dataflows.graph import Graph
 from tidegate.storage.schema import TableSchema
 from tidegate.streams.windows.declare.declared import Declared
@@ -56,6 +57,7 @@ def window_facts(spec: Declared, graph: Graph) -> dict[str, Any]:
     source = getattr(spec, "source", None)
     if source is not None:
         holds += f" source {source}"
+    holds += divided_in(spec, graph.app.streams)
     return {
         "streams": list(spec.streams),
         "keyed": graph.keyed.get(spec.streams[0]),

@@ -21,6 +21,7 @@ from tidegate.streams.windows.declare.patterns import KeyFarm, PaneFarm, Sequent
         (WindowFarm(workers=3, active=True), "WindowFarm(workers=3, active=True)", 3),
         (PaneFarm(2), "PaneFarm(workers=2)", 2),
         (WindowMapReduce(workers=5), "WindowMapReduce(workers=5)", 5),
+        (WindowMapReduce(2, parts=9), "WindowMapReduce(workers=2, parts=9)", 2),
         (KeyFarm(PaneFarm(workers=2), workers=3), "KeyFarm(PaneFarm(workers=2), workers=3)", 6),
         (WindowFarm(WindowMapReduce(4), workers=2), "WindowFarm(WindowMapReduce(workers=4), workers=2)", 8),
     ],
@@ -35,6 +36,8 @@ def test_what_they_say_of_themselves(made: Any, text: str, total: int) -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
+        (lambda: WindowMapReduce(4, parts=3), ["one for each of the 4 workers at least", "got 3"]),
+        (lambda: WindowMapReduce(2, parts=True), ["parts must be a whole number", "got True"]),
         (lambda: KeyFarm(KeyFarm(2)), ["KeyFarm(KeyFarm(workers=2))", "PaneFarm or WindowMapReduce"]),
         (lambda: KeyFarm(WindowFarm(2)), ["KeyFarm(WindowFarm(workers=2))", "not a possible nesting"]),
         (lambda: WindowFarm(KeyFarm(2)), ["WindowFarm(KeyFarm(workers=2))", "not a possible nesting"]),

@@ -11,6 +11,7 @@ import threading
 import types
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,16 @@ def bits(value: Any) -> Any:
     return tuple(map(bits, value)) if isinstance(value, (tuple, list)) else value
 
 
+def in_parts(function: Any, parts: int, extents: list[Extent]) -> list[Any]:
+    """Each window in this many parts of as many rows each, worked out plainly."""
+    found = []
+    for extent in extents:
+        bounds = [i * len(extent) // parts for i in range(parts + 1)]
+        cut = [extent.columns.slice(low, high) for low, high in pairwise(bounds) if low < high]
+        found.append(function.combine([function.pane(Extent(0, extent.key, 0, 0, columns)) for columns in cut]))
+    return found
+
+
 def results(plan: Plan, extents: list[Extent]) -> list[Any]:
     """As window states do it: pane by pane, or whole windows."""
     if not plan.by_pane:
@@ -99,7 +110,10 @@ def test_every_pattern_gives_the_same(kind: str, backend: str, request: pytest.F
                 plan = Plan(spec, RELATION, where)
             except DeclarationError:
                 continue
-            assert bits(results(plan, extents)) == expected, (name, pattern)
+            wanted = expected
+            if isinstance(pattern.core, WindowMapReduce):
+                wanted = bits(in_parts(function, pattern.core.parts, extents))
+            assert bits(results(plan, extents)) == wanted, (name, pattern)
             compared += 1
     assert compared >= 24 if kind in ("count", "hopping", "batches", "time", "landmark") else compared >= 14
 
@@ -124,7 +138,7 @@ def test_panes_have_the_same_bounds_under_every_pattern(kind: str) -> None:
     function = Decomposed(labelled, list, "panes BIGINT")
     extents = extents_of(spec_of(kind, function))
     expected = results(Plan(spec_of(kind, function), RELATION), extents)
-    for pattern in (WindowFarm(2), WindowMapReduce(2)):
+    for pattern in (KeyFarm(2), WindowFarm(2)):
         assert results(Plan(spec_of(kind, function, pattern), RELATION), extents) == expected
 
 
@@ -133,9 +147,46 @@ def test_windows_without_panes_go_in_parts_of_a_fixed_length() -> None:
     function = Decomposed(len, list, "parts BIGINT[]")
     columns = columns_of("ann", 2 * PART_ROWS + 7)
     extents = [Extent(0, ("ann",), 0, 1, columns), Extent(1, ("ann",), 0, 1, columns.slice(0, 5))]
-    for pattern in (Sequential(), KeyFarm(2), WindowFarm(2), WindowMapReduce(2), WindowMapReduce(7)):
+    for pattern in (Sequential(), KeyFarm(2), WindowFarm(2), WindowFarm(7)):
         plan = Plan(spec_of("session", function, pattern), RELATION)
         assert plan.whole(extents) == [[PART_ROWS, PART_ROWS, 7], [5]]
+
+
+@pytest.mark.parametrize("kind", ["count", "session"])
+def test_map_and_reduce_divides_a_window_whatever_its_panes_are(kind: str) -> None:
+    """Also a tumbling window, whose only pane is the window."""
+    function = Decomposed(len, list, "parts BIGINT[]")
+    columns = columns_of("ann", 5_000)
+    extents = [Extent(0, ("ann",), 0, 5_000, columns, [0]), Extent(1, ("ann",), 0, 3, columns.slice(0, 3))]
+    for pattern, expected in (
+        (WindowMapReduce(2), [[2_500, 2_500], [1, 2]]),
+        (WindowMapReduce(2, parts=4), [[1_250] * 4, [1, 1, 1]]),
+        (KeyFarm(WindowMapReduce(3), workers=2), [[1_666, 1_667, 1_667], [1, 1, 1]]),
+        (WindowFarm(WindowMapReduce(2, parts=8), workers=2, active=True), [[625] * 8, [1, 1, 1]]),
+    ):
+        if pattern.active and kind == "session":
+            continue
+        plan = Plan(spec_of(kind, function, pattern), RELATION)
+        assert plan.whole(extents) == expected
+        assert f"each window in {plan.parts} parts of as many rows each" in plan.explain()
+
+
+def test_the_parts_are_declared_and_the_workers_do_not_matter(processes: LocalBackend) -> None:
+    extents = extents_of(spec_of("count", DECOMPOSED))
+    expected = bits(in_parts(DECOMPOSED, 6, extents))
+    for pattern in (WindowMapReduce(1, parts=6), WindowMapReduce(2, parts=6), WindowMapReduce(6)):
+        for where in (LocalBackend(), LocalBackend(only=HERE), processes):
+            assert bits(Plan(spec_of("count", DECOMPOSED, pattern), RELATION, where).whole(extents)) == expected
+    assert bits(Plan(spec_of("count", DECOMPOSED), RELATION).whole(extents)) != expected
+
+
+def test_a_farm_of_pane_farms_has_larger_panes() -> None:
+    spec = spec_of("count", DECOMPOSED, WindowFarm(PaneFarm(2), workers=5))
+    plan = Plan(spec, RELATION)
+    assert plan.pane == 60  # of gcd(60, 5 · 24), where a pane farm has gcd(60, 24)
+    told = plan.explain()
+    assert "gcd(60 tuples, 5 × 24 tuples) = 60 tuples: 1 for each window, slide 2" in told
+    assert "panes of its own for each of the 5 replicas" in told
 
 
 def test_overlapping_windows_travel_once(processes: LocalBackend) -> None:
@@ -220,7 +271,7 @@ def test_blocks_of_windows_have_about_equal_weight() -> None:
 
 
 def test_parts_of_every_window_go_to_every_worker() -> None:
-    plan = Plan(spec_of("count", DECOMPOSED, WindowMapReduce(2)), RELATION)
+    plan = Plan(spec_of("count", DECOMPOSED, WindowMapReduce(2, parts=5)), RELATION)
     extents = extents_of(plan.spec)[:3]
     shares = plan._shares(extents, [plan.work.panes(extent) for extent in extents])
     assert [places for places, _ in shares] == [[0, 1, 5, 6, 10, 11], [2, 3, 4, 7, 8, 9, 12, 13, 14]]
@@ -250,11 +301,15 @@ def test_the_first_failure_is_the_same_whatever_the_pattern(
 ) -> None:
     where = LocalBackend() if backend == HERE else request.getfixturevalue(backend)
     spec = spec_of("count", Decomposed(plan_cases.summed, plan_cases.never_combined, "n BIGINT"), pattern)
-    with pytest.raises(LookupError, match="combining 5") as raised:
+    parts = 2 if isinstance(pattern, WindowMapReduce) else 5
+    with pytest.raises(LookupError, match=f"combining {parts}") as raised:
         Plan(spec, RELATION, where).whole(extents_of(spec))
     assert "window 0 of 'ann' [0, 60)" in raised.value.__notes__[0]
     # pane 5, the sixth, is first in window 1; window 0 has been combined by then, or that would have raised
     spec = spec_of("count", Decomposed(fails_on_pane_five, len, "n BIGINT"), pattern)
+    if isinstance(pattern, WindowMapReduce):
+        assert Plan(spec, RELATION, where).whole(extents_of(spec))  # its parts are numbered in each window
+        return
     with pytest.raises(ZeroDivisionError) as other:
         Plan(spec, RELATION, where).whole(extents_of(spec))
     assert "1 of 'ann' [24, 84)" in other.value.__notes__[0]
@@ -467,7 +522,8 @@ def test_svg_is_well_formed_and_complete(pattern: Any) -> None:
     root = ET.fromstring(plan.svg())
     texts = ["".join(node.itertext()) for node in root.iter("{http://www.w3.org/2000/svg}text")]
     assert texts[0].startswith(repr(pattern))
-    assert {"emitter", "collector", "readings", "window 2"} <= set(texts)
+    assert {"emitter", "collector", "readings"} <= set(texts)
+    assert ("window 2" in texts) is (plan.parts is None)  # how windows lie over panes
     operations = {"pane()", "combine()"} if plan.by_pane or isinstance(pattern.core, WindowMapReduce) else {"whole()"}
     assert {text.split(" · ")[1] for text in texts[1:] if text.endswith("()")} == operations
     _, _, width, height = map(float, root.attrib["viewBox"].split())
