@@ -16,7 +16,7 @@ import tidegate
 from tidegate.errors import DeclarationError
 from tidegate.streams.watermarks import END
 from tidegate.streams.windows import open_state, window
-from tidegate.windows import PaneFarm, WindowMapReduce, count, decomposed, median, sum, whole
+from tidegate.windows import PaneFarm, WindowFarm, count, decomposed, median, sum, whole
 
 Spec = dict[str, Any]
 SPECS: dict[str, Spec] = {
@@ -142,7 +142,7 @@ def test_nothing_that_is_still_to_fire_begins_before_what_is_held_back(name: str
     check()
 
 
-@pytest.mark.parametrize("pattern", [PaneFarm(2), WindowMapReduce(2)])
+@pytest.mark.parametrize("pattern", [PaneFarm(2), WindowFarm(2)])
 def test_panes_have_times_too(pattern: Any) -> None:
     seen: list[tuple[Any, ...]] = []
 
