@@ -24,6 +24,7 @@ from tidegate.storage.sql.ordering import SortKey, limit_of, offset_of, sort_key
 from tidegate.storage.sql.parsing import Parsed, function_name, target_table
 from tidegate.storage.sql.ranges import MOST, find_by, walk_by
 from tidegate.storage.sql.rows import Rows
+from tidegate.storage.sql.subqueries import Subqueries
 from tidegate.storage.view import View
 
 Run = Callable[[View, tuple[Any, ...]], Rows]
@@ -45,16 +46,26 @@ class Compiled:
 
 def compile_select(parsed: Parsed, row_class: Any, fold: Fold) -> Compiled:
     tree = parsed.tree
-    if parsed.relations:
-        find_all = compile_batch_select(parsed, row_class, fold)
-        return Compiled(lambda view, values: Rows(find_all(view, values)), "batch")
-    if not isinstance(tree, exp.Select) or _has_more(tree, {*_SELECT_PARTS, *_PICKED}):
-        raise NotCompilable
     source = tree.args.get("from_")
     table = source.this if source is not None else None
-    if not isinstance(table, exp.Table) or len(parsed.tables) != 1 or parsed.relations or is_decorated(table):
+    if not isinstance(tree, exp.Select) or not isinstance(table, exp.Table) or is_decorated(table):
         raise NotCompilable
-    sole = SoleTable(parsed, table, next(iter(parsed.tables.values())), fold)
+    schema = parsed.tables.get(table.name.removeprefix("tg:"))
+    if parsed.relations and (schema is None or tree.args.get("joins")):
+        find_all = compile_batch_select(parsed, row_class, fold)
+        return Compiled(lambda view, values: Rows(find_all(view, values)), "batch")
+    if schema is None or _has_more(tree, {*_SELECT_PARTS, *_PICKED}):
+        raise NotCompilable
+    sole = SoleTable(parsed, table, schema, fold)
+    if len(parsed.tables) == 1 and not parsed.relations:
+        return _compile_select(sole, tree, row_class)
+    sole.compiler.subqueries = subqueries = Subqueries(parsed, fold)
+    compiled = _compile_select(sole, tree, row_class)
+    return Compiled(subqueries.bound(compiled.run), compiled.path)
+
+
+def _compile_select(sole: SoleTable, tree: exp.Expression, row_class: Any) -> Compiled:
+    """A SELECT from one table."""
     if _has_more(tree, _SELECT_PARTS):
         return _compile_picked(sole, tree, row_class)
     find, path = find_by(sole, tree.args.get("where"), MOST)
@@ -152,7 +163,7 @@ def compile_update(parsed: Parsed, returning: Any, fold: Fold) -> Compiled:
     compiler.namespace["stored"] = schema.named
     renew = compiler.function(f"stored(({', '.join(texts)},))", "row, p, view")
     find, path = find_by(sole, tree.args.get("where"))
-    project = _returning(sole, tree, returning)
+    project, bound = _returning(sole, tree, returning), _bound(sole)
     name, key_of = schema.name, schema.key_of
 
     def run(view: View, values: tuple[Any, ...]) -> Rows:
@@ -168,13 +179,13 @@ def compile_update(parsed: Parsed, returning: Any, fold: Fold) -> Compiled:
         update_rows(view, reader, list(zip(olds, news, strict=True)))
         return _affected(news, project, values)
 
-    return Compiled(run, path)
+    return Compiled(bound(run), path)
 
 
 def compile_delete(parsed: Parsed, returning: Any, fold: Fold) -> Compiled:
     sole = _changed_table(parsed, fold, {"this", "where", "returning"})
     find, path = find_by(sole, parsed.tree.args.get("where"))
-    project = _returning(sole, parsed.tree, returning)
+    project, bound = _returning(sole, parsed.tree, returning), _bound(sole)
     name, key_of = sole.schema.name, sole.schema.key_of
 
     def run(view: View, values: tuple[Any, ...]) -> Rows:
@@ -186,16 +197,23 @@ def compile_delete(parsed: Parsed, returning: Any, fold: Fold) -> Compiled:
         delete_rows(view, reader, rows)
         return result
 
-    return Compiled(run, path)
+    return Compiled(bound(run), path)
 
 
 def _changed_table(parsed: Parsed, fold: Fold, parts: set[str]) -> SoleTable:
     table = target_table(parsed.tree)
-    if parsed.target is None or parsed.tables or parsed.relations or is_decorated(table):
+    if parsed.target is None or is_decorated(table) or _has_more(parsed.tree, parts):
         raise NotCompilable
-    if _has_more(parsed.tree, parts):
-        raise NotCompilable
-    return SoleTable(parsed, table, parsed.target, fold)
+    sole = SoleTable(parsed, table, parsed.target, fold)
+    sole.compiler.subqueries = Subqueries(parsed, fold)
+    return sole
+
+
+def _bound(sole: SoleTable) -> Callable[[Run], Run]:
+    """What a statement runs with if it has subqueries."""
+    subqueries = sole.compiler.subqueries
+    assert isinstance(subqueries, Subqueries)
+    return subqueries.bound
 
 
 def _affected(rows: Sequence[Row], project: Project | None, values: tuple[Any, ...]) -> Rows:
@@ -208,6 +226,8 @@ def _returning(sole: SoleTable, tree: exp.Expression, row_class: Any) -> Project
     clause = tree.args.get("returning")
     if clause is None:
         return None
+    if clause.find(exp.Query) is not None:  # it sees what the statement has changed
+        raise NotCompilable
     project, _ = project_rows(sole, clause.expressions, row_class)
     return project or _whole(sole.schema)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from sqlglot import exp
 
@@ -37,6 +37,13 @@ _ARITHMETIC: dict[type[exp.Expression], str] = {exp.Add: "add", exp.Sub: "sub", 
 DRAWN = {"now": "timestamp", "today": "date", "time": "time", "random": "float", "uuid": "uuid"}
 
 
+class Subqueries(Protocol):
+    """What compiles the subqueries of a statement: :class:`~.subqueries.Subqueries`."""
+
+    def found(self, query: exp.Expression, subject: Code) -> str: ...
+    def scalar(self, query: exp.Expression, outer: Compiler) -> Code: ...
+
+
 class Compiler:
     """Compiles the expressions of one statement against one scope."""
 
@@ -45,6 +52,7 @@ class Compiler:
         self.fold = fold
         self.parameters = parameters
         self.draws = draws
+        self.subqueries: Subqueries | None = None  # where they may be
         self.namespace: dict[str, Any] = {
             name: value for name, value in vars(semantics).items() if not name.startswith("__")
         }
@@ -278,12 +286,22 @@ class Compiler:
         return Code(f"and_({low.text}, {high.text})", "boolean", low.nullable or high.nullable)
 
     def _in(self, node: exp.In) -> Code:
+        if node.args.get("query") is not None and self.subqueries is not None and not node.expressions:
+            subject = self.value(node.this)
+            return Code(
+                f"in_found({subject.text}, {self.subqueries.found(node.args['query'], subject)})", "boolean", True
+            )
         if node.args.get("query") or node.args.get("unnest") or node.args.get("field") or not node.expressions:
             raise NotCompilable
         values = [self.value(item) for item in node.expressions]
         (subject, *items), _ = self._same([self.value(node.this), *values])
         listed = "".join(f"{item.text}, " for item in items)
         return Code(f"in_({subject.text}, ({listed}))", "boolean", any(c.nullable for c in [subject, *items]))
+
+    def _subquery(self, node: exp.Subquery) -> Code:
+        if self.subqueries is None or any(value for key, value in node.args.items() if key != "this"):
+            raise NotCompilable
+        return self.subqueries.scalar(node, self)
 
     def _anonymous(self, node: exp.Anonymous) -> Code:
         if function_name(node) not in {"coalesce", "ifnull"}:

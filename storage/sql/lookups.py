@@ -60,6 +60,32 @@ def find_rows(sole: SoleTable, where: exp.Expression | None) -> tuple[Find, str]
     raise NotCompilable
 
 
+def find_among(sole: SoleTable, conditions: Sequence[exp.Expression]) -> Find:
+    """How to get the rows that ``conditions`` select, of which one is that a key, or an indexed column, is among the values
+    that a subquery finds.
+    """
+    schema, compiler = sole.schema, sole.compiler
+    for condition in conditions:
+        query = condition.args.get("query") if isinstance(condition, exp.In) else None
+        if query is None or not isinstance(condition.this, exp.Column) or compiler.subqueries is None:
+            continue
+        subject = sole.scope.find(condition.this)
+        index = next((i for i, known in enumerate(schema.indexes) if _is_of(sole, known.columns, subject)), None)
+        if not _is_of(sole, schema.primary_key, subject) and index is None:
+            continue
+        rest = [other for other in conditions if other is not condition]
+        values = compiler.function(compiler.subqueries.found(query, subject), "p")
+        matches = compiler.function(compiler.predicate(rest)) if rest else None
+        by_key = _is_of(sole, schema.primary_key, subject)
+        return _by_found(schema.name, None if by_key else index, values, matches)
+    raise NotCompilable
+
+
+def _is_of(sole: SoleTable, columns: Sequence[str], subject: Code) -> bool:
+    """Is this the only one of the columns?"""
+    return [f"row[{sole.schema.index_of[name]}]" for name in columns] == [subject.text]
+
+
 def equalities(
     sole: SoleTable, conditions: Sequence[exp.Expression]
 ) -> dict[int, tuple[exp.Expression, exp.Expression]]:
@@ -104,6 +130,26 @@ def _by_index(table: str, number: int, values_of: Any, matches: Any) -> Find:
             for row in view.visible(reader, reader.inside(view, view.index_keys(reader, index, wanted)))
             if index.value_of(row) == looked_up
         ]
+        return rows if matches is None else [row for row in rows if matches(row, values)]
+
+    return find
+
+
+def _by_found(table: str, number: int | None, values_of: Any, matches: Any) -> Find:
+    """The rows whose key, or the value they have in an index, is among some values."""
+
+    def find(view: View, values: tuple[Any, ...]) -> list[Row]:
+        reader = view.access.get(table) or view.undeclared(table)
+        keys = wanted = [value for value in values_of(values) if value is not None]
+        if number is not None:
+            index = reader.table.indexes[number]
+            keys = list(dict.fromkeys(key for value in wanted for key in view.index_keys(reader, index, (value,))))
+        keys = list(reader.inside(view, keys))
+        reader.table.fetch(keys)
+        rows = view.visible(reader, keys)
+        if number is not None:
+            among = set(wanted)
+            rows = [row for row in rows if index.value_of(row) in among]
         return rows if matches is None else [row for row in rows if matches(row, values)]
 
     return find

@@ -19,7 +19,7 @@ from tidegate.storage.ordered import Range
 from tidegate.storage.readers import Reader
 from tidegate.storage.schema import Key, Row
 from tidegate.storage.sql.codes import NotCompilable, column_code, conjuncts
-from tidegate.storage.sql.lookups import Find, SoleTable, equalities, find_rows
+from tidegate.storage.sql.lookups import Find, SoleTable, equalities, find_among, find_rows
 from tidegate.storage.sql.ordering import SortKey
 from tidegate.storage.sql.semantics import Fallback
 from tidegate.storage.view import View
@@ -47,7 +47,7 @@ class Span:
 
 
 def find_by(sole: SoleTable, where: exp.Expression | None, most: int | None = None) -> tuple[Find, str]:
-    """How to get the rows that ``where`` selects: by equality, or else by a range.
+    """How to get the rows that ``where`` selects: by equality, by what a subquery finds, or else by a range.
 
     ``most``: leave it to DuckDB when the range has more values.
     """
@@ -55,6 +55,8 @@ def find_by(sole: SoleTable, where: exp.Expression | None, most: int | None = No
         return find_rows(sole, where)
     except NotCompilable:
         conditions = conjuncts(where)
+        if any(condition.args.get("query") is not None for condition in conditions):
+            return find_among(sole, conditions), "subquery"
         span = _best_span(sole, conditions, _compared(sole, conditions))
         return _find_in(sole.schema.name, span, _matching(sole, conditions), most), "index range"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from decimal import Context, Decimal
 from math import isfinite
 from typing import Any
@@ -153,6 +153,15 @@ def in_(a: Any, values: tuple[Any, ...]) -> Any:
         elif a == value or (a != a and value != value):
             return True
     return None if unknown else False
+
+
+def in_found(value: Any, found: Collection[Any]) -> bool | None:
+    """``value IN (found)``."""
+    if not found:
+        return False
+    if value is None:
+        return None
+    return True if value in found else None if None in found else False
 
 
 def coalesce(*values: Any) -> Any:

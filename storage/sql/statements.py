@@ -155,6 +155,7 @@ class Statement:
             "index": "row access by index",
             "index range": "row access by a range of an index",
             "index order": "row access in the order of an index",
+            "subquery": "row access by what a subquery finds",
             "values": "row access with the rows given",
             "batch": f"row by row over the batch; DuckDB from {MANY:,} rows on",
             "duckdb": "DuckDB over the base and the changes above it",
