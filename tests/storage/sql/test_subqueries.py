@@ -70,7 +70,9 @@ def fill(store: Store, dice: random.Random) -> None:
     """Rows in the base, in versions above it, and gone again."""
     view = store.view()
     for key in range(8):
-        view.insert("phones", (key, dice.choice((None, 0, 3, 7)), dice.choice((None, "a", "b")), dice.choice((None, 1, 2))))
+        view.insert(
+            "phones", (key, dice.choice((None, 0, 3, 7)), dice.choice((None, "a", "b")), dice.choice((None, 1, 2)))
+        )
     for key in range(30):
         view.insert("votes", (key, *some_row(dice)))
     store.commit(view)
@@ -135,16 +137,20 @@ def test_as_row_access_and_in_duckdb_many_times(store: Store, seed: int) -> None
 
 
 def test_only_the_partitions_of_the_execution_are_found() -> None:
-    store = Store("CREATE TABLE t (id BIGINT PRIMARY KEY, v INTEGER)", partition_by=("id",))
-    store.relation("b", "id BIGINT")
+    ddl = "CREATE TABLE t (room INTEGER, id BIGINT, v INTEGER, PRIMARY KEY (room, id)); CREATE INDEX by_v ON t (v)"
+    store = Store(ddl, partition_by=("room",))
+    store.relation("b", "v INTEGER")
     view = store.view(by_key=(1, 2, 3))
-    for key in (1, 2, 3):
-        view.insert("t", (key, 0))
+    for room in (1, 2, 3):
+        view.insert("t", (room, 0, 7 if room > 1 else 0))
     store.commit(view)
     for compiled in (True, False):
         view = store.view(by_key=(1, 2))
-        view.relations = {"b": (store.relations["b"], ((2,), (3,)))}
-        statement = store.prepare("UPDATE t SET v = v + 1 WHERE id IN (SELECT id FROM b) RETURNING id", compiled)
+        view.relations = {"b": (store.relations["b"], ((7,), (9,)))}
+        statement = store.prepare("UPDATE t SET id = 5 WHERE v IN (SELECT v FROM b) RETURNING room", compiled)
+        found = store.prepare("SELECT room FROM t WHERE v IN (SELECT v FROM b)", compiled)
+        assert found.path == ("subquery" if compiled else "duckdb")
+        assert [tuple(row) for row in found.run(view)] == [(2,)]
         assert [tuple(row) for row in statement.run(view)] == [(2,)]
     store.close()
 
