@@ -67,6 +67,7 @@ class Bank:
         self.paid: Counter[int] = Counter()
         self.random = random.Random(seed)
         with self.open() as engine:
+            engine.database.base.connection.execute("SET enable_progress_bar = false")
             engine.database.base.connection.execute(
                 f"INSERT INTO {base_name(engine.database.tables['accounts'].schema)} "
                 f"SELECT range * {STRIDE}, range, 'owner ' || range FROM range({rows})"
