@@ -100,6 +100,10 @@ def _declare(app: App, piece: Piece, indexes: list[Piece]) -> str:
             NOT_HERE.get(first, "begin with CREATE STREAM, TABLE, VIEW or MATERIALIZED VIEW"),
         )
     at = _after_create(piece)
+    if at >= len(piece.tokens):
+        raise piece.refused(
+            0, "here it ends", "write CREATE STREAM, TABLE, INDEX, VIEW or MATERIALIZED VIEW and a name"
+        )
     if piece.says(at, "IF") or piece.says(at + 1, "IF"):
         raise piece.refused(at, "IF NOT EXISTS is not needed: an app declares each thing once", "leave it out")
     words = piece.words(at, 2)
@@ -203,6 +207,8 @@ def _stream(app: App, piece: Piece, at: int) -> str:
             at, f"here the columns or the query of stream {name} are missing",
             f"write CREATE STREAM {name} (ts TIMESTAMP NOT NULL, …) WITH (border), or CREATE STREAM {name} AS SELECT …",
         )  # fmt: skip
+    if at + 1 >= len(piece.tokens):
+        raise piece.refused(at, f"here the query of {name} is missing", f"write CREATE STREAM {name} AS SELECT …")
     if "border" in options:
         raise piece.refused(at, f"{name} is made by its query, so nobody else can push to it", "leave out border")
     plan = plan_stream(app, name, piece.part(at + 1, len(piece.tokens)))
@@ -321,6 +327,6 @@ def _maintained(app: App, piece: Piece, at: int) -> str:
 
 
 def _query_of(piece: Piece, at: int, name: str) -> str:
-    if not piece.says(at, "AS"):
+    if not piece.says(at, "AS") or at + 1 >= len(piece.tokens):
         raise piece.refused(at, f"here the query of {name} is missing", f"write CREATE VIEW {name} AS SELECT …")
     return piece.part(at + 1, len(piece.tokens)).sql()

@@ -101,7 +101,7 @@ def check_case(seed: int, **options: Any) -> None:
     with tidegate.open(app, **options) as engine, engine.subscribe("found") as found:
         for batch in batches(rng, rows):
             engine.push("message", batch)
-        engine.finish("message")
+        engine.finish("message").result()
         given = [tuple(row) for batch in found for row in batch]
     database = duckdb.connect()
     database.execute("CREATE TABLE message (ts TIMESTAMP, device INTEGER, type VARCHAR, n INTEGER, x DOUBLE)")
