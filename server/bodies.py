@@ -188,9 +188,13 @@ async def read_json(request: Request, settings: Settings, kind: Any, then: Calla
 def decode(body: bytes, kind: Any) -> Any:
     check_depth(body)
     try:
-        return msgspec.json.decode(body, type=kind)
+        decoded = msgspec.json.decode(body, type=kind)
+        named = msgspec.json.decode(body, type=dict[str, msgspec.Raw]) if isinstance(decoded, msgspec.Struct) else {}
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise DataError(f"the body does not fit: {error}") from None
+    values = [getattr(decoded, name) for name in named] if named else [decoded]
+    check_repeated(body, len(named), values)
+    return decoded
 
 
 def check_depth(body: bytes) -> None:
@@ -200,8 +204,7 @@ def check_depth(body: bytes) -> None:
     """
     if body.count(b"[") + body.count(b"{") <= DEEPEST:
         return
-    text = np.frombuffer(body.replace(rb"\\", b"__").replace(rb"\"", b"__"), np.uint8)
-    outside = np.logical_not(np.logical_xor.accumulate(text == ord('"')))
+    text, outside = _outside_strings(body)
     opened = ((text == ord("[")) | (text == ord("{"))) & outside
     closed = ((text == ord("]")) | (text == ord("}"))) & outside
     depth = int((opened.astype(np.int8) - closed.astype(np.int8)).cumsum(dtype=np.int32).max())
@@ -210,6 +213,39 @@ def check_depth(body: bytes) -> None:
             f"the body nests lists and objects {depth:,} levels deep, and at most {DEEPEST} are accepted; send it "
             "flatter, or as text"
         )
+
+
+def _outside_strings(body: bytes) -> tuple[Any, Any]:
+    """The characters of JSON, and which of them are outside of strings."""
+    text = np.frombuffer(body.replace(rb"\\", b"__").replace(rb"\"", b"__"), np.uint8)
+    return text, np.logical_not(np.logical_xor.accumulate(text == ord('"')))
+
+
+def check_repeated(body: bytes, named: int, values: Any) -> None:
+    """Raise when an object has a key twice: one of the values would be lost in silence. Such a text has more colons than
+    what became of it has keys.
+
+    ``named``: the keys that are not in ``values``.
+
+    >>> check_repeated(b'[{"at": "10:30"}]', 0, [{"at": "10:30"}])
+    """
+    colons = body.count(b":")  # those in strings, too
+    rows = values[0] if len(values) == 1 and type(values[0]) is list else values
+    if colons == named + sum([len(row) for row in rows if type(row) is dict]) or colons == (
+        keys := named + _keys_in(values)
+    ):
+        return
+    text, outside = _outside_strings(body)
+    if int(((text == ord(":")) & outside).sum()) != keys:
+        raise DataError(
+            "an object in the body has the same key twice, so that one of the values would be lost; send each once"
+        )
+
+
+def _keys_in(value: Any) -> int:
+    if type(value) is dict:
+        return len(value) + sum([_keys_in(each) for each in value.values() if type(each) in (dict, list)])
+    return sum([_keys_in(each) for each in value if type(each) in (dict, list)])
 
 
 async def read_push(request: Request, settings: Settings, rows: Callable[[list[Any], bool], list[Any]]) -> Pushed:
@@ -270,6 +306,7 @@ def _lines(body: bytes) -> list[Any]:
                 rows.append(msgspec.json.decode(line))
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise DataError(f"line {number} is not JSON: {error}") from None
+    check_repeated(body, 0, rows)
     return rows
 
 

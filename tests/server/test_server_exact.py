@@ -268,6 +268,31 @@ def test_a_feed_takes_no_batch_id_in_its_body(shared: Server) -> None:
         assert (got.status_code, "numbers them itself" in got.text) == (422, True), got.text
 
 
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b'{"rows": [["tea", 1]], "rows": []}', 422),
+        (b'[{"item": "tea", "pieces": 1, "pieces": 2}]', 422),
+        (b'[{"item": "tea", "pieces": 1, "p\\u0069eces": 2}]', 422),  # the same key, written otherwise
+        (b'[{"item": "a \\"pieces\\": 1", "pieces": 1}]', 200),
+        (b'{"rows": [{"item": "10:30", "pieces": 1}], "batch_id": null}', 200),
+    ],
+)
+def test_a_key_that_is_given_twice_is_refused(shared: Server, body: bytes, status: int) -> None:
+    with shared.http() as http:
+        got = http.post("/v1/streams/orders/batches", content=body, headers={"content-type": "application/json"})
+    assert (got.status_code, "the same key twice" in got.text) == (status, status == 422), got.text
+
+
+@pytest.mark.parametrize("line", [b'{"item": "tea", "pieces": 1, "item": "milk"}\n', b'{"item": "a:b", "pieces": 1}\n'])
+def test_a_key_that_is_given_twice_in_a_line(shared: Server, line: bytes) -> None:
+    with shared.http() as http:
+        got = http.post(
+            "/v1/streams/orders/batches", content=line * 3, headers={"content-type": "application/x-ndjson"}
+        )
+    assert ("the same key twice" in got.text) == (b"milk" in line), got.text
+
+
 # ---- hosts and frames
 
 
