@@ -415,6 +415,29 @@ def test_a_disk_that_fails(failing: str, error: Any, tmp_path: Path, monkeypatch
         assert values(engine.subscribe_durably("doubled", "x", start="earliest")) == [2 * n for n in range(1, 21)]
 
 
+def test_work_that_a_checkpoint_found_unfinished_emits_once(tmp_path: Path) -> None:
+    engine = tidegate.open(numbers(), tmp_path / "d", executor="manual")
+    for n in range(1, 7):
+        engine.push("numbers", [(n,)])
+    engine.checkpoint()
+    engine.run_until_idle()
+    reader = engine.subscribe_durably("doubled", "reader", start="earliest")
+    reader.ack(reader.take(2))
+    assert engine.durable is not None
+    engine.durable.sync()
+    files = engine.outbox.topics.shared["doubled"].files
+    assert files is not None
+    files.flush(engine.outbox.topics.ready)
+    engine.abandon()
+    for _ in range(2):  # it is still unfinished when it is closed
+        tidegate.open(numbers(), tmp_path / "d", executor="manual").close()
+    with tidegate.open(numbers(), tmp_path / "d", executor="manual") as engine:
+        engine.run_until_idle()
+        assert values(engine.subscribe_durably("doubled", "reader")) == [6, 8, 10, 12]
+        assert engine.outbox.topics.shared["doubled"].voids == set()
+        assert engine.outbox.topics.shared["doubled"].end == 6
+
+
 def test_topics_in_memory() -> None:
     with tidegate.open(numbers("1h")) as engine:
         reader = engine.subscribe_durably("tripled", "reader")

@@ -15,7 +15,7 @@ from tidegate.outside.topics.topic import Follower, Topic
 from tidegate.streams.batch import Batch
 from tidegate.txn.entries import Work
 from tidegate.txn.log.record import to_us
-from tidegate.txn.positions import Position, position
+from tidegate.txn.positions import Position, position, sequence_of
 
 if TYPE_CHECKING:
     from tidegate.engine.engine import Engine
@@ -215,8 +215,10 @@ class Topics:
         """The replay is over; returns what is to be told."""
         told = []
         self._again.clear()
+        scheduler = self._engine.scheduler
+        unfinished = {sequence_of(at) for at in (*scheduler.live, *scheduler.parked)}
         for topic in self:
-            lost = topic.replayed()
+            lost = topic.replayed(unfinished)
             if lost:
                 told.append(
                     f"{lost} batches of stream {topic.stream} did not come again, and are left out of its topic"

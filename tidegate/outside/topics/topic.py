@@ -216,6 +216,7 @@ class Topic:
             "place": list(place),
             "oldest": oldest,
             "voids": sorted(self.voids),
+            "ahead": [[at, to_json(key), batch_id, offset] for (at, key, batch_id), offset in self._ahead.items()],
         }
 
     def restore(self, saved: dict[str, Any] | None) -> None:
@@ -225,15 +226,20 @@ class Topic:
         place = Place(0, -1, 0, 0) if saved is None else Place(*saved["place"])
         self.voids = set() if saved is None else set(saved["voids"])
         ahead = self.files.begin(place, 0 if saved is None else saved["oldest"])
+        for at, key, batch_id, offset in () if saved is None else saved["ahead"]:
+            self._ahead[at, from_json(key), batch_id] = offset
         for raw in ahead:
             stored = _decode(raw.body)
             self._ahead[stored.position, from_json(stored.key), stored.id] = raw.offset
         self.begin = self.files.firsts[0] if self.files.firsts else place.offset
         self.end = self._recent_from = place.offset + len(ahead)
 
-    def replayed(self) -> int:
-        """The replay is over: what it did not emit again has not happened; returns how many batches that are."""
-        lost, self._ahead = sorted(self._ahead.values()), {}
+    def replayed(self, unfinished: set[int]) -> int:
+        """The replay is over: what it did not emit again has not happened; returns how many batches that are. What is
+        ``unfinished`` (sequence numbers) runs only now, and emits it.
+        """
+        lost = sorted(offset for (at, _, _), offset in self._ahead.items() if sequence_of(at) not in unfinished)
+        self._ahead = {place: o for place, o in self._ahead.items() if sequence_of(place[0]) in unfinished}
         assert not lost or self.files is not None
         for offset in lost:
             self.voids.add(offset)
