@@ -44,7 +44,7 @@ def unpack(packets: Sequence[bytes], step: float) -> Array:
 
 def pressure_pane(packets: Any) -> tuple[float, ...]:
     """Of some packets: first and last time; samples, valid ones, their sum, squares; on the rail, near 0, too high."""
-    whole = np.frombuffer(b"".join(packets["mmhg"].tolist()), "<i2")
+    whole = np.frombuffer(b"".join(packets["mmhg"]), "<i2")
     if len(whole) and whole.min() == MISSING:
         whole, sent = whole[whole != MISSING], len(whole)
     else:
