@@ -16,7 +16,15 @@ from tidegate.errors import TidegateError
 log = logging.getLogger("tidegate.guard.private")
 
 OTHERS = 0o077  # any access of group and others
-OWN = ("lock", "log", "generations", "base.duckdb", "base.duckdb.wal")  # what an engine keeps in its directory
+OWN = (
+    "lock",
+    "log",
+    "generations",
+    "rows",
+    "topics",
+    "base.duckdb",
+    "base.duckdb.wal",
+)  # what an engine keeps in its directory
 
 
 def private_directory(path: Path) -> None:
@@ -65,7 +73,7 @@ def _contents(path: Path) -> Iterator[Path]:
         if inner.name in OWN or inner.name.startswith("base."):
             yield inner
             if inner.is_dir() and not inner.is_symlink():
-                yield from (each for each in inner.iterdir() if each.is_file())
+                yield from inner.rglob("*")
 
 
 def check_secret(path: Path, what: str) -> None:
