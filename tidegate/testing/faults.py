@@ -8,8 +8,10 @@ which an exception from outside may arrive.
 from __future__ import annotations
 
 import _thread
+import ctypes
 import dis
 import sys
+import threading
 from collections import defaultdict
 from collections.abc import Callable
 from functools import wraps
@@ -128,6 +130,22 @@ class _FaultyFile:
         self._file.close()
 
 
+class _Settled(BaseException):
+    """Raised by a thread in itself."""
+
+
+def _settle() -> None:
+    """Have the interpreter note that no exception is on its way to a thread. CPython 3.11 goes on believing that one is after it
+    was withdrawn (by a procedure that ended at its deadline); then the first function that is traced never begins.
+    """
+    try:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(threading.get_ident()), ctypes.py_object(_Settled))
+        for _ in range(100_000):
+            pass
+    except _Settled:
+        pass
+
+
 Place = tuple[str, str, int]  # module file, function, line
 Moment = tuple[Place, int]  # a place, and how often it has been passed before
 
@@ -151,6 +169,7 @@ class Lines:
         self._quiet: dict[CodeType, set[int]] = {}
 
     def __enter__(self) -> Lines:
+        _settle()
         self._before = sys.gettrace()
         sys.settrace(self._called)
         return self
